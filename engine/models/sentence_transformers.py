@@ -92,7 +92,12 @@ def _read_modules(directory: Path) -> SentenceConfig:
     dense: list[DenseSpec] = []
     tokens: tuple[int, ...] = ()
     for module in modules:
-        name = str(module.get("type", "")).rpartition(".")[2]
+        package, _, name = str(module.get("type", "")).rpartition(".")
+        if package.partition(".")[0] != "sentence_transformers":
+            raise ModelLoadError(
+                f"{path}: a module of type {str(module.get('type'))[:80]!r} is code of its own, "
+                "which is never run"
+            )
         own = str(module.get("path", ""))
         if name == "Pooling" and kind is None and not normalize:
             kind, pools_prompts = _read_pooling(_beside(path, own))
@@ -207,8 +212,8 @@ def _read_message_format(reader: ConfigReader, form: ConfigReader | None) -> Mes
         generation = template.flag("add_generation_prompt")
         name = template.text("chat_template", "")
         template.finish()
-    shape = "flat" if form is None else form.text("format", "flat")
-    if shape not in ("flat", "structured"):
+    shape = "flat" if form is None else form.text("format", "auto")
+    if shape not in ("auto", "flat", "structured"):  # chats are read in either form, too
         raise reader.error("modality_config", f"has messages of the format {shape[:80]!r}")
     return MessageFormat(
         add_generation_prompt=generation,

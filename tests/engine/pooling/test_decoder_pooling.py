@@ -122,7 +122,7 @@ def test_an_embedding_model_may_lack_the_head_that_its_config_has(tmp_path):
         load(tmp_path)  # a language model without its head is damaged
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
-    modules = [{"type": f"a.{kind}", "path": path} for kind, path in (("Pooling", "1_Pooling"),)]
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     core, (text,) = load(tmp_path), prompts(20)
     assert not core.info.is_generative

@@ -204,6 +204,17 @@ def test_what_is_not_supported_is_an_error_that_names_it(tmp_path: Path, modules
         load(tmp_path)
 
 
+def test_modules_of_a_models_own_code_are_refused(tmp_path: Path) -> None:
+    """Whatever they are called: as jina-embeddings-v3's transformer is."""
+    tiny_encoders.save("bert", tmp_path)
+    add_modules(tmp_path, MEAN)
+    listed = json.loads((tmp_path / "modules.json").read_text())
+    listed[0]["type"] = "custom_st.Transformer"
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    with pytest.raises(ModelLoadError, match=r"'custom_st.Transformer' is code of its own"):
+        load(tmp_path)
+
+
 def test_dense_layers_whose_files_are_not_theirs_are_errors(tmp_path: Path) -> None:
     tiny_encoders.save("bert", tmp_path)
     add_modules(tmp_path, MEAN, dense(48, 20))

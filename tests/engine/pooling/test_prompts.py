@@ -81,7 +81,7 @@ def test_a_prompt_that_is_left_out_of_the_pooling_is_refused(tmp_path: Path) -> 
     (tmp_path / "1_Pooling").mkdir()
     pooling = {"pooling_mode_mean_tokens": True, "include_prompt": False}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    modules = [{"type": f"a.{kind}", "path": path} for kind, path in (("Pooling", "1_Pooling"),)]
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with open_llm(tmp_path) as llm:
         assert len(llm.embed("a dog")) == 1
