@@ -15,6 +15,8 @@ from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 from engine.text.truncation import EncodedPair, encode_pairs, encode_texts
 
+_MAX_CHARS_PER_TOKEN = 128  # of texts; tokens of more are few, and no text consists of them
+
 
 class PooledTexts(NamedTuple):
     """What texts are encoded with."""
@@ -87,10 +89,13 @@ class PooledTexts(NamedTuple):
                 name=form.template,
             )
 
-        ids = encode(said[-1][1])
+        last = said[-1][1]
+        if limit is not None:  # what is behind so many characters is cut in any case
+            last = last[: limit * _MAX_CHARS_PER_TOKEN]
+        ids = encode(last)
         if limit is None or len(ids) <= limit:
             return ids
-        bare = self.tokenizer.encode(said[-1][1], add_special_tokens=False)
+        bare = self.tokenizer.encode(last, add_special_tokens=False)
         kept = len(bare)
         while len(ids) > limit:
             kept -= len(ids) - limit

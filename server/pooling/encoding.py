@@ -109,6 +109,8 @@ async def encode_text_pairs(
         check_length(max(chars), model, param)
 
     read = PooledTexts(model.tokenizer, model.template, pooling_of(model))
+    if read.pooling.messages is not None:  # its first text is never cut
+        check_length(max(len(first) for first, _ in pairs), model, param)
     encode = partial(read.encode_pairs, limit=limit, prompt=prompt)
     encoded = await _run(encode, pairs, model, sum(chars))
     _check_lengths([pair.token_ids for pair in encoded], model, param)

@@ -129,6 +129,13 @@ def test_a_language_model_ranks_by_its_logits(reranker: Server, log_odds: Any) -
     assert reranker.post("/v1/rerank", long).json()["error"]["code"] == "context_length_exceeded"
     cut = reranker.post("/v1/rerank", {**long, "truncate_prompt_tokens": -1}).json()
     assert 240 < cut["usage"]["total_tokens"] <= 256
+    longer = {**body, "documents": ["Paris. " * 300_000], "truncate": True}
+    whole = reranker.post("/v1/rerank", longer).json()
+    assert whole["results"][0]["relevance_score"] == pytest.approx(
+        cut["results"][0]["relevance_score"], abs=1e-4
+    )
+    query = {**body, "query": "Paris. " * 300_000, "truncate": True}
+    assert reranker.post("/v1/rerank", query).json()["error"]["code"] == "context_length_exceeded"
     asked = reranker.post("/v1/rerank", {**body, "instruction": "Judge the style"}).json()
     (paris,) = (r["relevance_score"] for r in asked["results"] if r["index"] == 0)
     odds = log_odds(prompt_ids(documents[0], "Judge the style"))
