@@ -89,6 +89,11 @@ def test_a_prompt_that_is_left_out_of_the_pooling_is_refused(tmp_path: Path) -> 
             llm.embed("a dog", prompt_name="query")
 
 
+def test_a_prompt_may_be_null_and_is_then_empty(tmp_path: Path) -> None:
+    found = read_sentence_config(configure(tmp_path, prompts={"document": None, "query": "q: "}))
+    assert found.prompts == {"document": "", "query": "q: "}
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
