@@ -228,7 +228,8 @@ def _read_own_config(directory: Path) -> tuple[dict[str, str], str | None, bool 
     if not path.is_file():
         return {}, None, None
     reader = ConfigReader(parse_object(path, read_bytes(path)), str(path))
-    prompts = {name: text or "" for name, text in reader.mapping("prompts").items()}
+    given = reader.mapping("prompts")
+    prompts = {name: "" if text is None else text for name, text in given.items()}
     if not all(isinstance(text, str) for text in prompts.values()):
         raise reader.error("prompts", "has a prompt that is not a text")
     default = reader.text("default_prompt_name", "") or None
