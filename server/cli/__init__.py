@@ -6,9 +6,11 @@ Nothing heavy is imported here. Each command's module is imported once it has be
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from collections.abc import Sequence
+
+from server.cli.output import CheckedOutput, OutputFailed
 
 _HELP = """\
 Quire serves large language models over an OpenAI-compatible HTTP API.
@@ -41,6 +43,25 @@ _OWN_PACKAGES = ("demo", "engine", "kernels", "loadtest", "server", "tools")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 success, 1 failure, 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed: nothing can be written, nor fail
+        return _run(arguments)
+    output = CheckedOutput(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(output):
+            try:
+                return _run(arguments)
+            finally:
+                output.flush()  # here, where what fails can be told
+    except OutputFailed as failure:
+        output.discard()
+        if failure.reason is None:
+            return 0
+        command = " ".join(("quire", *arguments[:1]))
+        print(f"{command}: cannot write to standard output: {failure.reason}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_HELP, end="")
         return 0
@@ -72,10 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case _:
                 print(f"quire: there is no command '{command}'\n\n{_HELP}", file=sys.stderr, end="")
                 return 2
-        status = run(rest)
-        if sys.stdout is not None:  # as it is if it was closed
-            sys.stdout.flush()  # here, where a reader that has left is no error
-        return status
+        return run(rest)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise
@@ -87,8 +105,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `quire complete ... | head`
-        if sys.stdout is not None:
-            # What is buffered would be written, and would fail, once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

@@ -50,8 +50,6 @@ def main(argv: Sequence[str]) -> int:
     except (InvalidSettings, _CommandError) as problem:
         print(f"quire keys: {problem}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # of standard output; the caller knows what to do
-        raise
     except OSError as error:
         print(f"quire keys: cannot write {options.file}: {error.strerror}", file=sys.stderr)
         return 1

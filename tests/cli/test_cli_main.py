@@ -51,7 +51,9 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", [["version"], ["keys", "--file", "FILE", "list"]])
+@pytest.mark.parametrize(
+    "command", [["version"], ["chat", "--help"], ["keys", "--file", "FILE", "list"]]
+)
 def test_a_reader_that_leaves_is_no_error(tmp_path, command, unbuffered):
     """As ``head`` does."""
     path = tmp_path / "keys.yaml"
@@ -67,6 +69,26 @@ def test_a_reader_that_leaves_is_no_error(tmp_path, command, unbuffered):
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["version"], ["chat", "--help"], ["keys", "--file", "FILE", "list"]]
+)
+def test_an_output_that_cannot_be_written_is_told_in_one_line(tmp_path, command, unbuffered):
+    """On a full disk; nothing else is blamed for it, such as the key file."""
+    path = tmp_path / "keys.yaml"
+    write_key_file(path, KeyFile(keys=[KeyEntry(name="anna", sha256=["0" * 64])]))
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "server", *(str(path) if w == "FILE" else w for w in command)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    told = f"quire {command[0]}: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_the_engine_is_spawned_before_anything_else_is_imported():

@@ -48,8 +48,6 @@ def main(argv: Sequence[str]) -> int:
         if options.measure_link is not None:
             return _measure_link(options)
         return _calibrate(options) if options.calibrate else _plan(options)
-    except BrokenPipeError:  # of standard output; the caller knows what to do
-        raise
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (ModelLoadError, ValueError) as error:
