@@ -5,6 +5,8 @@
        │  size and count    │        writes stalled for write_timeout_s: cut
        └── 408 / 431 / 400, in OpenAI's error shape, and close
 
+A client of HTTP/1.0 knows no chunks: its responses without a length end where the connection does.
+
 One connection more than there are descriptors for (``descriptors.py``) is refused with a 503.
 A connection with an unread body is closed in two phases: our side is shut down, then what the
 client still sends is discarded for a moment. Closing at once would reset the connection, and the
@@ -22,7 +24,12 @@ import time
 from asyncio import TimerHandle
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from server.errors import ApiError, overloaded
 from server.http.standard_headers import new_request_id, standard_headers
@@ -141,6 +148,8 @@ class HardenedProtocol(HttpToolsProtocol):
         if num_hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, 3.2
             self._refusal = ApiError(400, "There must be exactly one Host header.")
             raise ValueError("not one host")
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1
         self._in_headers = False
         self._in_body = True
         if self._header_timer is not None:
@@ -150,6 +159,11 @@ class HardenedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             transport = _LingeringTransport(self)
             self.cycle.transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _until_close(cycle, app)
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         """Note that the body is complete; another request may follow."""
@@ -223,6 +237,32 @@ def _without_upgrade(data: bytes) -> bytes:
     """
     head, end, body = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
+
+
+def _until_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """``app`` for a client of HTTP/1.0: the end of the connection ends a response without a length
+    (RFC 9112, 6.3), which the base class would send in chunks.
+
+    The base class closes the connection after every response to such a client.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = False  # the response has no length
+
+        async def send_unchunked(message: Message) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                is_open = b"content-length" not in names
+                if is_open:
+                    cycle.chunked_encoding = False
+            elif is_open:  # what the base class expects is what comes
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return answer
 
 
 class _LingeringTransport:
