@@ -14,6 +14,7 @@ from server.access.caller import caller_of_scope
 from server.anthropic.errors import error_body, is_messages_path
 from server.errors import ApiError, to_api_error, unavailable
 from server.http.disconnect import ClientDisconnected
+from server.http.query import without_empty_values
 from server.http.standard_headers import new_request_id, standard_headers
 from server.state import ServerState
 from server.tracing import trace_headers
@@ -41,6 +42,7 @@ class RequestContext:
         started_s = time.perf_counter()
         request_id = self._claim_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        scope["query_string"] = without_empty_values(scope["query_string"])
         if (task := asyncio.current_task()) is not None:
             task.set_name(f"request {request_id}")  # for ``server/http/stacks.py``
         if self._state.tracing is not None:
