@@ -106,6 +106,16 @@ def _check_origin(origin: str) -> str:
     return origin
 
 
+def _check_proxy(proxy: str) -> str:
+    """An address or a network, or all."""
+    try:
+        return proxy if proxy == "*" else str(ipaddress.ip_network(proxy, strict=False))
+    except ValueError:
+        raise ValueError(
+            "must be an address such as 10.0.0.2, a network such as 10.0.0.0/8, or *"
+        ) from None
+
+
 def _check_prefix(prefix: str) -> str:
     """The beginning of a name that Prometheus takes."""
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", prefix):
@@ -136,4 +146,7 @@ KeyList = Annotated[list[Annotated[str, AfterValidator(_check_key)]], BeforeVali
 AdapterList = Annotated[list[str], BeforeValidator(_read_list), AfterValidator(_check_adapters)]
 OriginList = Annotated[
     list[Annotated[str, AfterValidator(_check_origin)]], BeforeValidator(_read_list)
+]
+ProxyList = Annotated[
+    list[Annotated[str, AfterValidator(_check_proxy)]], BeforeValidator(_read_list)
 ]

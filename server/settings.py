@@ -54,6 +54,7 @@ from server.setting_values import (
     NameList,
     NumberFormat,
     OriginList,
+    ProxyList,
     ScaledInt,
     is_loopback,
 )
@@ -284,6 +285,13 @@ class Settings(
         "Origin whose pages may call the API from a browser, such as https://app.example, or * "
         "for all; repeatable. Default: none.",
         name="cors_origin",
+    )
+    trusted_proxies: ProxyList = setting(
+        [],
+        _LIMITS,
+        "Address or network of a proxy, such as 10.0.0.0/8, or * for all; repeatable. Its "
+        "X-Forwarded-* headers are believed, as those from this machine are. See docs/deploy.md.",
+        name="trusted_proxy",
     )
     ssl_certfile: Path | None = setting(
         None, _LIMITS, "PEM file of a certificate (chain). Turns HTTPS on, and plain HTTP off."

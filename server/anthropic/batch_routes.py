@@ -27,6 +27,7 @@ from server.anthropic.outputs import MessagesError
 from server.batches.handlers import MESSAGES
 from server.batches.lines import MAX_LINES
 from server.errors import ApiError, bad_field, shorten
+from server.http.public_address import public_address
 from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.openapi_schema import Description, describe
@@ -293,7 +294,7 @@ def _to_message_batch(request: Request, batch: StoredBatch) -> MessageBatch:
     status: Literal["in_progress", "canceling", "ended"] = "ended" if ended else "in_progress"
     ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
     has_results = ended and batch.status != "failed"
-    url = f"{str(request.base_url).rstrip('/')}{_PATH}/{batch.id}/results"
+    root = public_address(request, state_of(request).settings.trusted_proxies)
     return MessageBatch(
         id=batch.id,
         processing_status="canceling" if batch.status == "cancelling" else status,
@@ -302,7 +303,7 @@ def _to_message_batch(request: Request, batch: StoredBatch) -> MessageBatch:
         expires_at=_time(batch.expires_at),
         ended_at=next((_time(end) for end in ends if end is not None), None),
         cancel_initiated_at=None if batch.cancelling_at is None else _time(batch.cancelling_at),
-        results_url=url if has_results else None,
+        results_url=f"{root}{_PATH}/{batch.id}/results" if has_results else None,
     )
 
 

@@ -99,6 +99,8 @@ _ADVICE: dict[tuple[str, ...], str] = {
     ("--api-server-count", "--tokenizer-worker-num"): "use --api-workers",
     # The server
     ("--allowed-origins", "--cors-allow-origins"): "use --cors-origin",
+    ("--forwarded-allow-ips",): "use --trusted-proxy",
+    ("--root-path",): "not needed: the proxy tells it with X-Forwarded-Prefix; see --trusted-proxy",
     ("--enable-log-requests", "--log-requests"): (
         "not needed: on by default; --disable-log-requests turns it off"
     ),

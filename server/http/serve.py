@@ -67,6 +67,7 @@ def serve(
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # read where they matter, from proxies that are trusted
         timeout_keep_alive=75,  # longer than the usual clients keep pooled connections
         timeout_graceful_shutdown=_CLOSE_S,
     )

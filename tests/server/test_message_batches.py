@@ -12,8 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from server.anthropic.batch_results import results
+from server.http.public_address import public_address
 from tests.server.asgi import running_app
 from tests.servers import MODEL, Server, running_server
 
@@ -55,6 +57,57 @@ def results_of(server: Server, batch: dict[str, Any]) -> dict[str, Any]:
 
 def delete(server: Server, id: str) -> httpx.Response:
     return httpx.delete(f"{server.url}{PATH}/{id}")
+
+
+def test_the_url_of_results_is_the_one_that_clients_see(keeping: Server) -> None:
+    """Behind a proxy that ends TLS and serves other things besides."""
+    batch = end_of(keeping, make(keeping, [ask("a")])["id"])
+    where = f"{PATH}/{batch['id']}/results"
+    assert batch["results_url"] == keeping.url + where
+
+    def url(**forwarded: str) -> str:
+        headers = {f"x-forwarded-{name}": value for name, value in forwarded.items()}
+        answer = httpx.get(f"{keeping.url}{PATH}/{batch['id']}", headers=headers)
+        assert answer.status_code == 200
+        return answer.json()["results_url"]
+
+    assert url(proto="https") == keeping.url.replace("http:", "https:") + where
+    told = {"proto": "https", "host": "llm.example:8443", "prefix": "/quire/"}
+    assert url(**told) == f"https://llm.example:8443/quire{where}"
+    assert url(proto="https, http", host="[2001:db8::1]") == f"https://[2001:db8::1]{where}"
+    # What is no scheme, host or path is not put into an answer.
+    assert url(proto="javascript", host="a/b?c", prefix="//x y") == keeping.url + where
+    # And nothing of it leads to another route.
+    prefix = {"x-forwarded-prefix": "/health"}
+    assert httpx.get(f"{keeping.url}/health{PATH}", headers=prefix).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("peer", "trusted", "believed"),
+    [
+        ("127.0.0.1", [], True),
+        ("::1", [], True),
+        ("10.1.2.3", [], False),
+        ("10.1.2.3", ["192.168.0.0/16", "10.0.0.0/8"], True),
+        ("::ffff:10.1.2.3", ["10.1.2.3"], True),
+        ("11.1.2.3", ["10.0.0.0/8"], False),
+        ("fd00::7", ["fd00::/8"], True),
+        ("203.0.113.9", ["*"], True),
+        ("unknown", ["10.0.0.0/8"], False),
+    ],
+)
+def test_only_trusted_proxies_are_believed(peer: str, trusted: list[str], believed: bool) -> None:
+    scope = {
+        "type": "http",
+        "scheme": "http",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(b"host", b"inner:8000"), (b"x-forwarded-proto", b"https")],
+        "client": (peer, 1),
+        "server": ("127.0.0.1", 8000),
+    }
+    told = public_address(Request(scope), trusted)
+    assert told == ("https://inner:8000" if believed else "http://inner:8000")
 
 
 def test_each_request_is_answered_as_it_would_be_alone(keeping: Server) -> None:
