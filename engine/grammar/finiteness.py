@@ -73,7 +73,7 @@ def _references(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[tu
         return
     if isinstance(schema, Mapping):
         name = schema.get("$ref")
-        if isinstance(name, str) and (target := _resolve(name, root)) is not None:
+        if isinstance(name, str) and (target := resolve(name, root)) is not None:
             yield name, target
         schema = list(schema.values())
     if isinstance(schema, list):
@@ -81,8 +81,8 @@ def _references(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[tu
             yield from _references(part, root, depth + 1)
 
 
-def _resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the schema at a JSON pointer within the document; None if there is none."""
+def resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema at a JSON pointer within the document ``root``; None if there is none."""
     document, _, pointer = reference.partition("#")
     if document or (pointer and not pointer.startswith("/")):
         return None

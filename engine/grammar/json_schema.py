@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.errors import InvalidParameter
 from engine.grammar.finiteness import has_finite_text
+from engine.grammar.number_ranges import missing_bound
 
 # Whitespace between the parts of a JSON text: at most one blank, or a line break and an
 # indentation. The library's default is unbounded, and at a high temperature a model can go on
@@ -94,10 +95,10 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
             "no finite text satisfies it: it requires itself, or does nothing but refer to itself",
             param="grammar",
         )
-    return {**_cleaned(schema, 0), "x-guidance": _OPTIONS}
+    return {**_cleaned(schema, schema, 0), "x-guidance": _OPTIONS}
 
 
-def _cleaned(schema: Any, depth: int) -> Any:
+def _cleaned(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return schema
     kept: dict[str, Any] = {}
@@ -112,15 +113,15 @@ def _cleaned(schema: Any, depth: int) -> Any:
             form = [{"pattern": _PATTERNS[value]}]
             continue
         if keyword in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            value = [_cleaned(each, depth + 1) for each in value]
+            value = [_cleaned(each, root, depth + 1) for each in value]
         elif keyword in _SCHEMA_MAP_KEYWORDS and isinstance(value, Mapping):
-            value = {name: _cleaned(each, depth + 1) for name, each in value.items()}
+            value = {name: _cleaned(each, root, depth + 1) for name, each in value.items()}
         elif keyword in _SCHEMA_KEYWORDS:
-            value = _cleaned(value, depth + 1)
+            value = _cleaned(value, root, depth + 1)
         kept[keyword] = value
     if form and isinstance(several := kept.get("allOf", []), list):
         kept["allOf"] = several + form
-    return kept
+    return {**kept, **missing_bound(schema, root)}
 
 
 def _check(keyword: str, value: Any) -> None:
