@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from server.anthropic.outputs import (
     MessageThinking,
     MessageToolUse,
 )
+from server.text.json_scan import is_json
 from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
 
 
@@ -100,12 +100,10 @@ def _fill(block: MessageBlock, text: str) -> None:
 
 def _input(text: str) -> Any:
     """The arguments of a call as the model wrote them; of a truncated call, the complete part."""
-    try:
-        json.loads(text)
+    if is_json(text):
         return msgspec.Raw(text.encode())
-    except ValueError:  # as Raw it would break the surrounding response
-        with contextlib.suppress(ValueError):
-            return from_json(text, allow_partial=True)
+    with contextlib.suppress(ValueError):
+        return from_json(text, allow_partial=True)
     return {}
 
 

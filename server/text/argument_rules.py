@@ -12,6 +12,7 @@ from server.text.dialects import Dialect
 from server.text.enforceable import (
     ANNOTATION_KEYWORDS,
     ARGUMENT_NAME,
+    UnenforceableSchema,
     comma_separated,
     split_properties,
     unsupported_keyword,
@@ -19,7 +20,6 @@ from server.text.enforceable import (
 from server.text.lark import LarkBuilder
 
 _NEWLINE = "\n"
-_NAME = f"/{ARGUMENT_NAME.pattern}/"
 # Literals that Python writes differently from JSON.
 _PYTHON_VALUE = r"""/'([^'\\\n]|\\.)*'|True|False|None/"""
 _TAGS = {  # the delimiters of an argument, by format
@@ -65,7 +65,7 @@ def unconstrained_arguments(lark: LarkBuilder, dialect: Dialect) -> str:
         return lark.schema({"type": "object"})
     if kind == "braces":
         return BraceRules(lark, dialect.quote, {}).any_members()
-    name = lark.rule(_NAME, terminal=True)
+    name = lark.rule(f"/{ARGUMENT_NAME.pattern}/", terminal=True)
     if kind == "python":
         value = f"({lark.schema({})} | {lark.rule(_PYTHON_VALUE, terminal=True)})"
         each = lark.rule(f"{name} {lark.literal('=')} {value}")
@@ -117,6 +117,13 @@ def _tagged_argument(
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         texts = ["null" if value is None else str(value) for value in values]
+        for text in texts:
+            # Between these tags, a line break at an end of the value is not part of it.
+            is_trimmed = end == _TAGS["invoke"][1] and text != text.strip(_NEWLINE)
+            if is_trimmed or end in text:
+                raise UnenforceableSchema(
+                    f"the value {text[:40]!r} cannot be written by this model"
+                )
         value = " | ".join(lark.literal(text + end) for text in texts)
         return f"{begin} ({value}) {lark.literal(_NEWLINE)}"
     if unknown := _text_keywords(schema) - ANNOTATION_KEYWORDS:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from server.text.calls import ToolCallEmitter
+from server.text.json_scan import is_json
 from server.text.source import Malformed, Markers, Read, Source, Unfinished
 
 _MAX_NAME = 256
@@ -109,12 +110,4 @@ def _read_scalar(source: Source, emit: _Emit) -> Read[None]:
     text = source.since(start).strip()
     if not text:
         raise Malformed
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except ValueError:
-        text = json.dumps(text, ensure_ascii=False)
-    emit(text)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
+    emit(text if is_json(text) else json.dumps(text, ensure_ascii=False))

@@ -16,7 +16,9 @@ ANNOTATION_KEYWORDS = {
     "examples",
     "x-guidance",
 }
-ARGUMENT_NAME = re.compile(r"[\w.-]+")
+# Everything but blanks and what may stand around a name. Not \w, by which Python and the library
+# of grammars mean different characters: the marks of Hindi and Thai are not among Python's.
+ARGUMENT_NAME = re.compile(r"""[^\s\x00-\x1f"'`<>()\[\]{}=:,;|\\\/]+""")
 _OBJECT_KEYWORDS = ANNOTATION_KEYWORDS | {
     "properties",
     "required",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from server.text.calls import ToolCallEmitter
-from server.text.json_scan import JsonScanner
+from server.text.json_scan import JsonScanner, is_json
 from server.text.source import Malformed, Read, Source, Unfinished
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -104,11 +104,7 @@ def as_object(text: str) -> str:
     text = text.strip(_SPACE)
     if text.startswith('"'):
         text = json.loads(text).strip(_SPACE)
-        # Not json.loads, which takes NaN and no number of thousands of digits.
-        scanner = JsonScanner()
-        end = scanner.feed(text)
-        scanner.end()
-        if end < len(text) or not scanner.done or not _is_unicode(text):
+        if not is_json(text) or not _is_unicode(text):
             raise Malformed
     if text == "null":
         return "{}"

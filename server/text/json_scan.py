@@ -137,5 +137,17 @@ class JsonScanner:
         self._may_close = True
 
 
+def is_json(text: str) -> bool:
+    """Whether ``text`` is one JSON value, perhaps with white space around it.
+
+    Unlike ``json.loads`` it takes numbers of any length, and neither NaN nor what is nested so
+    deeply that others could not read it.
+    """
+    scanner = JsonScanner()
+    end = scanner.feed(text)
+    scanner.end()
+    return scanner.done and not text[end:].strip(_SPACE)
+
+
 class _InvalidJson(Exception):
     """A character that cannot continue any JSON value here."""

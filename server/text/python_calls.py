@@ -8,6 +8,8 @@ import warnings
 
 from server.text import json_calls
 from server.text.calls import ToolCallEmitter
+from server.text.enforceable import ARGUMENT_NAME
+from server.text.json_scan import is_json
 from server.text.source import Malformed, Read, Source, Unfinished
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -67,7 +69,7 @@ def _read_arguments(source: Source, calls: ToolCallEmitter) -> Read[None]:
         yield from source.read_space()
         if (yield from source.accept(")")):
             break
-        key = yield from source.read_name()
+        key = yield from source.read_name(ARGUMENT_NAME)
         yield from source.read_space()
         yield from source.expect("=")
         value = _to_json((yield from _read_value(source)))
@@ -110,11 +112,7 @@ def _read_value(source: Source) -> Read[str]:
 def _to_json(text: str) -> str:
     """Convert a Python literal to JSON; JSON is left unchanged. Raises Malformed."""
     text = text.strip()
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        pass
-    else:
+    if is_json(text):
         return text
     try:
         with warnings.catch_warnings():
@@ -126,7 +124,3 @@ def _to_json(text: str) -> str:
         return found.encode("utf-16", "surrogatepass").decode("utf-16")
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise Malformed from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)

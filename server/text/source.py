@@ -97,11 +97,11 @@ class Source:
             read += self._match(_SPACE)
         return read
 
-    def read_name(self) -> Read[str]:
-        """Read the longest run of name characters."""
+    def read_name(self, name: re.Pattern[str] = _NAME) -> Read[str]:
+        """Read the longest run of characters each of which is a ``name`` by itself."""
         read = ""
-        while _NAME.fullmatch((yield from self.peek_char())):
-            read += self._match(_NAME)
+        while name.fullmatch((yield from self.peek_char())):
+            read += self._match(name)
         return read
 
     def accept(self, text: str) -> Read[bool]:

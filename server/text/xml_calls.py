@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from server.text.argument_kinds import argument_kind, argument_types
 from server.text.calls import ToolCallEmitter
+from server.text.json_scan import is_json
 from server.text.source import Markers, Read, Source, Unfinished
 
 _MAX_NAME = 256
@@ -142,15 +143,6 @@ def _wait(source: Source) -> Read[None]:
 
 def _as_json(text: str, is_text: bool) -> str:
     """A value as JSON; anything that is not JSON is a string."""
-    if not is_text or text == "null":
-        try:
-            json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return text.strip()
+    if (not is_text or text == "null") and is_json(text):
+        return text.strip()
     return json.dumps(text, ensure_ascii=False)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
