@@ -135,8 +135,9 @@ compared with Hugging Face's in the same way.
   indexer selects ([kernels.md](kernels.md#attention-to-selected-positions)). The
   indexer computes in the model's dtype, as Hugging Face's does. DeepSeek's own code rounds its
   queries and keys to fp8, after a rotation that changes no product; near ties may be decided
-  differently there. DeepSeek-V3.2's checkpoint has no chat template, so chats need
-  `--chat-template`.
+  differently there. DeepSeek-V3.2's checkpoints have a program that writes prompts instead of a
+  chat template; Quire's own template writes them in the same form
+  ([tools.md](tools.md#deepseek-v32)).
 - **Draft heads:** the multi-token-prediction layer of DeepSeek-V3, GLM-4.5 and later, Qwen3-Next
   and Qwen3.5 (`--speculation mtp`), EAGLE and EAGLE-3 heads for any decoder (`--speculation
   eagle`); see [speculation.md](speculation.md). Those of Step and Ling 3 are not read.

@@ -20,10 +20,13 @@ from engine.gguf.file import find_gguf, read_gguf
 from engine.text import tekken_file
 from engine.text.template_process import RenderProcess
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_files import read_named_templates
+from engine.text.tokenizer_files import read_json, read_named_templates
 
 RENDER_LIMIT_S = 1.5
 
+_OWN_TEMPLATES = {  # by model_type
+    path.stem: path for path in Path(__file__).with_name("templates").glob("*.jinja")
+}
 _PROBE = "Zephyrine"  # a word that no template contains
 
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
@@ -66,7 +69,8 @@ class ChatTemplate:
         Args:
             path: a model directory, in which ``chat_template.jinja`` (and
                 ``additional_chat_templates/``) and the key in ``tokenizer_config.json``, in its
-                plain and its named form, are looked up; or a GGUF file.
+                plain and its named form, are looked up, and without any the templates that come
+                with us for some kinds of models; or a GGUF file.
             tokenizer: the model's.
             override: source or file path of a template to use instead.
 
@@ -251,7 +255,14 @@ def _find_templates(root: Path) -> dict[str, str]:
         found[path.stem] = _read(path)
     path = root / "chat_template.jinja"
     found |= {"default": _read(path)} if path.is_file() else {}
-    return found or tekken_file.find_template(root)
+    return found or tekken_file.find_template(root) or _find_own_template(root)
+
+
+def _find_own_template(root: Path) -> dict[str, str]:
+    """Our template of a kind of model that comes with a program instead; else none."""
+    kind = read_json(root / "config.json").get("model_type")
+    path = _OWN_TEMPLATES.get(kind) if isinstance(kind, str) else None
+    return {} if path is None else {"default": _read(path)}
 
 
 def _read(path: Path) -> str:

@@ -38,7 +38,7 @@ class ChoiceParser:
         Args:
             choice: written to.
             tokenizer: the model's.
-            shown_special_ids: ids of the hidden markers.
+            shown_special_ids: ids of the special tokens that markers are, or consist of.
             include_reasoning: include reasoning in the output.
         """
         self._choice = choice

@@ -83,6 +83,10 @@ class Conversation:
             marks |= set(answers.reasoning.markers)
         # Special tokens are left out of texts, but the parser must see these.
         self._hidden = {mark: id_ for mark, id_ in answers.special_ids.items() if mark in marks}
+        shown = set(self._hidden.values())
+        if tools is not None and tools.dialect.token in answers.special_ids:
+            shown.add(answers.special_ids[tools.dialect.token])
+        self._shown_special_ids = frozenset(shown)
 
     @classmethod
     async def prepare(
@@ -165,7 +169,7 @@ class Conversation:
                 priority=self.body.priority or 0,
                 cache_salt=self.body.cache_salt or "",
                 caller=self._caller,
-                shown_special_ids=frozenset(self._hidden.values()),
+                shown_special_ids=self._shown_special_ids,
                 report_progress=self.body.reports_progress,
                 beams=self.body.beams,
                 count_param=self.body.count_param,
@@ -191,7 +195,7 @@ class Conversation:
             dialect=None if tools is None else tools.dialect,
             schemas={} if tools is None else tools.schemas,
             hidden=self._hidden,
-            shown_special_ids=frozenset(self._hidden.values()),
+            shown_special_ids=self._shown_special_ids,
             buffer_calls=not self.body.stream,
             include_reasoning=self.body.include_reasoning is not False,
             is_forced=tools is not None and tools.is_required,

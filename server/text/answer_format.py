@@ -74,7 +74,7 @@ class AnswerFormat:
     reasons_by_default: bool  # the chat template shows the marks, not just a switch
     supports_tools: bool  # the chat template shows tools to the model
     expects_text_arguments: bool  # it expects the arguments of earlier calls as JSON text
-    special_ids: dict[str, int]  # of those marks that are special tokens
+    special_ids: dict[str, int]  # of those marks and their parts that are special tokens
 
     @classmethod
     def of(
@@ -113,7 +113,7 @@ class AnswerFormat:
             marks = reasoning.detect_marks(source, tokenizer.added_tokens)
         else:
             marks = reasoning.BY_NAME.get(reasoning_parser)
-        written = () if dialect is None else dialect.markers
+        written = () if dialect is None else (*dialect.markers, dialect.token)
         thought = () if marks is None else marks.markers
         ids = {text: tokenizer.special_id(text) for text in (*written, *thought)}
         return cls(

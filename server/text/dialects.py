@@ -73,6 +73,7 @@ class Dialect:
     # The format of arguments.
     arguments: Literal["json", "python", "xml", "invoke", "dsml", "pairs", "braces"] = "json"
     quote: str = ""  # before and after strings in braces
+    token: str = ""  # a part of all tags, where that is a special token; "": the markers are
     is_numbered: bool = False  # the ":0" in the head is the call's number
     is_single: bool = False  # at most one call per answer
     id_length: int = 24
@@ -178,6 +179,7 @@ DIALECTS = (
         call_suffix=f"{dsml_calls.CALL_END}\n",
         suffix=dsml_calls.CLOSER,
         arguments="dsml",
+        token=dsml_calls.TOKEN,
     ),
     Dialect(
         name="minimax_m2",

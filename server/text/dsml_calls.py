@@ -1,5 +1,7 @@
 """Tool calls as DeepSeek-V3.2 writes them, in tags that state whether a value is a bare string.
 
+In the vocabulary ``｜DSML｜`` is a special token, and the rest of each tag is text.
+
 A value after ``<｜DSML｜parameter name="city" string="true">`` is the text as it is, and after
 ``string="false"`` it is JSON.
 """
@@ -12,6 +14,7 @@ from server.text.calls import ToolCallEmitter
 from server.text.source import Markers, Read, Source
 from server.text.xml_calls import read_json, read_text
 
+TOKEN = "｜DSML｜"
 OPENER, CLOSER = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 CALL_BEGIN, NAME_END, CALL_END = '<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"
 ARGUMENT_BEGIN, ARGUMENT_END = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"

@@ -49,20 +49,20 @@ class LarkBuilder:
             if piece
         )
 
-    def is_special(self, text: str) -> bool:
-        """Whether ``text`` is one special token."""
-        return text in self._special_ids
-
     def schema(self, schema: Mapping[str, Any]) -> str:
         """JSON text that satisfies ``schema``. Raises InvalidParameter if it is not a schema."""
         return self.rule("%json " + json.dumps(prepare_schema(schema)))
 
     def until(self, text: str) -> str:
         """Any text up to and including the first ``text``."""
-        any_text = self.rule(ANY_TEXT, terminal=True)
-        if self.is_special(text):
-            return f"{any_text} {self.literal(text)}"
-        return self.rule(f"{any_text} {self.literal(text)}", options="[lazy]")
+        found = self._special.search(text) if self._special_ids else None
+        if found is None:
+            any_text = self.rule(ANY_TEXT, terminal=True)
+            return self.rule(f"{any_text} {self.literal(text)}", options="[lazy]")
+        # Text ends at a special token, which it cannot hold: with what ``text`` has before that.
+        before = json.dumps(text[: found.start()])
+        ends = self.rule(f"{ANY_TEXT} {before}" if found.start() else ANY_TEXT, terminal=True)
+        return f"{ends} {self.literal(text[found.start() :])}"
 
     def build(self, start: str) -> str:
         """The grammar with the start expression ``start``, as text."""
