@@ -58,6 +58,8 @@ class HardenedProtocol(HttpToolsProtocol):
         self._discards_input = False  # refused: further input is discarded
         self._header_bytes = 0  # of headers parsed, or received and still incomplete
         self._num_headers = 0
+        self._trailer_bytes = 0  # received behind the last part of a body, and still incomplete
+        self._is_trailing = False  # of the newest data nothing was part of a head or of a body
         self._begun_s = time.perf_counter()  # when the request began, or the connection
         self._refusal: ApiError | None = None
         self._header_timer: TimerHandle | None = None
@@ -96,12 +98,17 @@ class HardenedProtocol(HttpToolsProtocol):
             return
         if not self._in_body and _UPGRADE.search(data):
             data = _without_upgrade(data)
+        self._is_trailing = True
         super().data_received(data)
-        if self._in_headers and self.parser is not None:
-            # A header that never ends reaches no callback.
+        if self.parser is None:
+            return
+        # A header or a trailer that never ends reaches no callback.
+        if self._in_headers:
             self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self._refuse(ApiError(431))
+        elif self._in_body and self._is_trailing:
+            self._trailer_bytes += len(data)
+        if max(self._header_bytes, self._trailer_bytes) > MAX_HEADER_BYTES:
+            self._refuse(ApiError(431))
 
     def pause_writing(self) -> None:
         """Start the timeout for the client to read on."""
@@ -139,7 +146,10 @@ class HardenedProtocol(HttpToolsProtocol):
             self._refusal = ApiError(431, f"There are more than {MAX_HEADERS} headers.")
             raise ValueError("too many headers")
         self._count_header_bytes(len(name) + len(value))
-        super().on_header(name, value)
+        # Nothing is read of trailers (RFC 9110, 6.5.1). Those that arrive before the application
+        # has begun would else count as headers: a key, for instance.
+        if not self._in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Hand the request to the application, unless it names no host, or several."""
@@ -150,8 +160,9 @@ class HardenedProtocol(HttpToolsProtocol):
             raise ValueError("not one host")
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # RFC 9110, 10.1.1
-        self._in_headers = False
+        self._in_headers = self._is_trailing = False
         self._in_body = True
+        self._header_bytes = self._trailer_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
@@ -159,6 +170,12 @@ class HardenedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             transport = _LingeringTransport(self)
             self.cycle.transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_body(self, body: bytes) -> None:
+        """Note that the trailers are not there yet."""
+        self._is_trailing = False
+        self._trailer_bytes = 0
+        super().on_body(body)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
@@ -188,6 +205,9 @@ class HardenedProtocol(HttpToolsProtocol):
             return
         self._discards_input = True
         cycle = self.cycle
+        if cycle is not None and cycle.response_complete and self._in_body:
+            self.linger()  # this request has had its response
+            return
         if cycle is not None and not cycle.response_complete:
             if not cycle.more_body or cycle.response_started:
                 cycle.keep_alive = False  # ours would land inside another: close after that
