@@ -32,6 +32,10 @@ class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
     thinking: str
 
 
+class RedactedThinkingBlock(msgspec.Struct, frozen=True, tag="redacted_thinking"):
+    """The thinking of another model, which only its maker can read; it is left out."""
+
+
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
     """An earlier tool call."""
 
@@ -59,6 +63,7 @@ _kind_of_block = by_type(
         "image": _IMAGE,
         # A signature proves where thinking comes from, and none is asked for.
         "thinking": read_fields_of(("type", "thinking", "signature")),
+        "redacted_thinking": read_fields_of(("type",)),
         "tool_use": read_fields_of(("type", "id", "name", "input")),
         "tool_result": read_fields_of(
             ("type", "tool_use_id", "content", "is_error"),
@@ -69,7 +74,9 @@ _kind_of_block = by_type(
 kind_of_message = always(read_fields_of(("role", "content"), content=_kind_of_block))
 kind_of_system = by_type({"text": _TEXT})
 
-Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = (
+    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+)
 
 
 def read_content(value: Any) -> list[Block]:
@@ -99,6 +106,8 @@ def _read_block(block: Any, index: int) -> Block:
             return TextBlock(_string(block, "text", index))
         case "thinking":
             return ThinkingBlock(_string(block, "thinking", index))
+        case "redacted_thinking":
+            return RedactedThinkingBlock()
         case "tool_use":
             arguments = block.get("input")
             if not isinstance(arguments, dict):

@@ -10,6 +10,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from server.anthropic.content import (
     Block,
     ImageBlock,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -33,7 +34,7 @@ _BLOCK = {"type": "object", "required": ["type"], "properties": {"type": {"type"
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
 _BLOCKS: dict[str, tuple[type[Block], ...]] = {
     "user": (TextBlock, ImageBlock, ToolResultBlock),
-    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
 _IGNORED = ("metadata", "service_tier", "cache_control", "inference_geo")  # accepted without effect

@@ -198,6 +198,20 @@ def test_thinking_is_there_when_it_is_asked_for(server: Server) -> None:
     assert message(server, messages=history)["content"][0]["type"] == "text"
 
 
+def test_thinking_that_only_its_maker_reads_is_left_out(server: Server) -> None:
+    """A conversation may have begun elsewhere, whose thinking comes encrypted."""
+    sealed, said = {"type": "redacted_thinking", "data": "EmwKAhgB"}, {"type": "text", "text": "Hi"}
+    told = []
+    for blocks in ([said], [sealed, said]):
+        turns = [*QUESTION, {"role": "assistant", "content": blocks}, *QUESTION]
+        told.append(send(server, messages=turns, max_tokens=8))
+        assert told[-1].status_code == 200, told[-1].text
+    plain, sealed_too = (without_ids(answer.json()) for answer in told)
+    assert plain["content"] == sealed_too["content"]
+    assert "x-quire-ignored-params" not in told[0].headers
+    assert told[1].headers["x-quire-ignored-params"] == "messages.1.content.0.data"
+
+
 def test_a_call_that_was_cut_off_has_what_is_whole_of_its_input(server: Server) -> None:
     """The answer is JSON wherever a limit or a stop sequence cuts it off."""
     asked = {"messages": ASKS_WEATHER, "tools": [WEATHER], "tool_choice": {"type": "any"}}
