@@ -88,9 +88,17 @@ class OutputDecoder:
             continuation=continuation,
         )
         self._matcher: StopMatcher | None = None
+        self._stop_tokens: dict[int, str] = {}  # stop strings that are tokens without a text
+        self._stop_token: str | None = None  # the one of them that ended the choice
         if sampling.stop:
             include = sampling.include_stop_str_in_output
             self._matcher = StopMatcher(sampling.stop, include_stop=include)
+            ids = {tokenizer.special_id(stop): stop for stop in sampling.stop}
+            self._stop_tokens = {
+                id_: stop
+                for id_, stop in ids.items()
+                if id_ is not None and self._detokenizer.is_skipped(id_)
+            }
         self._num_decoded = 0  # characters decoded, including those held back
         self._num_emitted = 0  # characters returned
         self._pending_logprobs: deque[tuple[TokenLogprob, int]] = deque()  # and release lengths
@@ -137,7 +145,9 @@ class OutputDecoder:
 
     @property
     def _matched(self) -> str | None:
-        return None if self._matcher is None else self._matcher.matched
+        if self._stop_token is not None or self._matcher is None:
+            return self._stop_token
+        return self._matcher.matched
 
     def _is_hidden_stop(self, output: RequestOutput) -> bool:
         """Whether the last token ended the choice and is not part of its text."""
@@ -171,10 +181,20 @@ class OutputDecoder:
                 self._pending_logprobs.append((entry, end))
             if self._matcher is not None and self.num_tokens + index >= self._sampling.min_tokens:
                 text = self._matcher.push(text)
+                if is_shown and token_id in self._stop_tokens:
+                    text += self._end_at(token_id)
             texts.append(text)
             if self._matched is not None:
                 return "".join(texts), index + 1
         return "".join(texts), len(token_ids)
+
+    def _end_at(self, token_id: int) -> str:
+        """End the choice at a stop string that is this token; returns the text held back."""
+        held = self._flush()
+        if self._matched is not None:
+            return held
+        self._stop_token = stop = self._stop_tokens[token_id]
+        return held + stop if self._sampling.include_stop_str_in_output else held
 
     def _flush(self) -> str:
         text = self._detokenizer.flush()

@@ -135,6 +135,26 @@ def test_prompts_times_n(server: Server) -> None:
     assert whole["usage"]["prompt_tokens"] == sum(lengths)
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_special_token_is_a_stop_string_too(server: Server, path: str) -> None:
+    """It is left out of the text, and the text went on for ever behind it."""
+    mark = "<|im_start|>"
+    asked = chat_body() if path == CHAT else STORY
+    (token,) = server.post("/tokenize", {"messages": QUESTION}).json()["tokens"][:1]
+    forced = {**asked, "allowed_token_ids": [token], "max_tokens": 5}
+    free = server.post(path, forced).json()
+    assert (free["usage"]["completion_tokens"], free["choices"][0]["finish_reason"]) == (
+        5,
+        "length",
+    )
+    whole = server.post(path, {**forced, "stop": ["x", mark]}).json()
+    choice = whole["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", mark)
+    assert whole["usage"]["completion_tokens"] == 1
+    *_, last = events_of(server.stream(path, {**forced, "stop": mark}))
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
 def test_stop_at_every_split(server: Server) -> None:
     """A stop string that starts and ends anywhere within tokens; none of it is sent."""
     text = server.post(COMPLETIONS, STORY).json()["choices"][0]["text"]

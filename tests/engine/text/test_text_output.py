@@ -61,6 +61,12 @@ def token_by_token(
             break
         piece = detokenizer.push([token_id])
         text += matcher.push(piece) if index >= sampling.min_tokens else piece
+        stop = {tokenizer.special_id(stop): stop for stop in sampling.stop}.get(token_id)
+        is_stop = stop is not None and index >= sampling.min_tokens
+        if is_stop and matcher.matched is None:
+            text += matcher.push(detokenizer.flush()) + matcher.flush()
+            if matcher.matched is None:
+                return text + stop * sampling.include_stop_str_in_output, index + 1, stop
         if matcher.matched is not None:
             return text, index + 1, matcher.matched
     return text + matcher.push(detokenizer.flush()) + matcher.flush(), len(ids), matcher.matched
@@ -195,6 +201,38 @@ def test_the_token_that_ends_it_is_silent(chatml: Tokenizer) -> None:
         (delta,) = run(chatml, sampling, outputs([*chatml.encode("a"), stop_id], [], stop_id, True))
         assert (delta.text, delta.stop_reason, len(delta.token_ids)) == (text, reason, 2)
         assert [entry.visible for entry in delta.logprobs] == [True, text == "a!"]
+
+
+def test_a_stop_string_may_be_a_token_that_texts_leave_out(chatml: Tokenizer) -> None:
+    """Such as <|file_sep|>, with which models of code end what they fill in."""
+    mark = chatml.special_id("<|im_end|>")
+    assert mark is not None
+    ids = [*chatml.encode("say hel"), mark, *chatml.encode(" and more")]
+    both = ("<|im_end|>", "hello")  # "hel" is held back until it is certain
+    for sampling, text, reason in (
+        (SamplingParams(stop=both), "say hel", "<|im_end|>"),
+        (SamplingParams(stop=both, include_stop_str_in_output=True), "say hel<|im_end|>", both[0]),
+        (SamplingParams(stop=both, skip_special_tokens=False), "say hel", "<|im_end|>"),
+        (SamplingParams(stop=both, min_tokens=len(ids)), "say hel and more", None),
+        (SamplingParams(stop=("hello",)), "say hel and more", None),
+        (SamplingParams(stop=("el", "<|im_end|>")), "say h", "el"),
+    ):
+        for cuts in ([], list(range(len(ids)))):
+            deltas = run(chatml, sampling, outputs(ids, cuts, None, False))
+            assert "".join(delta.text for delta in deltas) == text
+            assert deltas[-1].stop_reason == reason
+            assert deltas[-1].finish_reason == ("length" if reason is None else "stop")
+            if reason == "<|im_end|>":
+                tokens = [id_ for delta in deltas for id_ in delta.token_ids]
+                assert tokens == ids[: ids.index(mark) + 1]
+
+
+def test_a_stop_string_that_is_the_end_of_text_changes_nothing(chatml: Tokenizer) -> None:
+    (eos,) = chatml.eos_token_ids
+    ids = [*chatml.encode("a"), eos]
+    sampling = SamplingParams(stop=("<|im_end|>",), include_stop_str_in_output=True)
+    (delta,) = run(chatml, sampling, outputs(ids, [], eos, False))
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", "stop", None)
 
 
 def test_entries_wait_for_held_back_text_and_no_longer(chatml: Tokenizer) -> None:
