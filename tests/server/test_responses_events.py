@@ -215,6 +215,30 @@ def test_a_message_has_the_log_probabilities_of_its_tokens(script, data) -> None
             assert heard.decode() == part["text"]
 
 
+@pytest.mark.parametrize("behind", ["reasoning", "call"])
+def test_a_token_that_is_held_back_keeps_its_logprob(behind: str) -> None:
+    """A "<" may begin a call; here it came in one step with the end of what was before it."""
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
+    if behind == "reasoning":
+        steps = [
+            ([Reasoning("Hm.")], ["<think>", "Hm", ".", "</think>", "\n", "<"]),
+            ([Text("<b>")], ["b", ">"]),
+        ]
+    else:
+        steps = [
+            ([ToolCallBegin(0, "call_0", "f")], ["<call>", "f"]),
+            ([ToolCallArguments(0, '{"a": 1}')], ['{"', "a", '": ', "1", "}}", "</call>", "<"]),
+            ([Text("<b>")], ["b", ">"]),
+        ]
+    assembly.begin()
+    for parts, tokens in steps:
+        told = [TokenLogprob(token, -1.0, list(token.encode()), []) for token in tokens]
+        assembly.push(parts, told)
+    assembly.end("stop", USAGE)
+    last = msgspec.to_builtins(assembly.response.output[-1])
+    assert [each["token"] for each in last["content"][0]["logprobs"]] == ["<", "b", ">"]
+
+
 def whole_text(item: dict[str, Any]) -> str:
     if item["type"] == "function_call":
         return item["arguments"]

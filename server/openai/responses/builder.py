@@ -98,18 +98,19 @@ class ResponseBuilder:
             if isinstance(part, Text):
                 events += self._text(part.text, is_last=i == len(parts) - 1)
                 continue
-            if i > last_text:
-                self._logprobs.clear()
+            is_behind = i > last_text  # all text that has come
             match part:
                 case Reasoning():
-                    self._drop_logprobs(part.text)
+                    self._drop_logprobs(part.text, is_behind=is_behind)
                     events += self._reasoning(part.text)
                 case ToolCallBegin():
+                    if i == len(parts) - 1:
+                        self._logprobs.clear()
                     index = self._next_index()
                     call = CallWriter(index, self._numbering, part.id, part.name)
                     events += self._open_item(call)
                 case ToolCallArguments():
-                    self._drop_logprobs(part.text)
+                    self._drop_logprobs(part.text, is_behind=is_behind)
                     assert isinstance(self._open_writer, CallWriter)
                     events.append(self._open_writer.add(part.text))
         return events
@@ -180,10 +181,16 @@ class ResponseBuilder:
         self._logprobs = waiting[end:]
         return waiting[begin if is_first else 0 : end]
 
-    def _drop_logprobs(self, text: str) -> None:
-        """Drop the logprobs of tokens whose text is not sent as message text."""
-        if place := _find_tokens(text, self._logprobs):
+    def _drop_logprobs(self, text: str, *, is_behind: bool) -> None:
+        """Drop the logprobs of tokens whose text is not sent as message text.
+
+        Where it ``is_behind`` all message text, only tokens that follow ``text`` may belong to a
+        later one, such as a "<" that is held back because it may begin a call.
+        """
+        if place := _find_tokens(text, self._logprobs, from_the_end=is_behind):
             del self._logprobs[: place[1]]
+        elif is_behind:
+            self._logprobs.clear()
 
     def _reasoning(self, text: str) -> list[Event]:
         writer = self._open_writer
