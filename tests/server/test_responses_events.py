@@ -239,6 +239,18 @@ def test_a_token_that_is_held_back_keeps_its_logprob(behind: str) -> None:
     assert [each["token"] for each in last["content"][0]["logprobs"]] == ["<", "b", ">"]
 
 
+def test_marks_before_a_text_with_broken_characters_are_not_part_of_it() -> None:
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
+    tokens = [b"<think>", b"Hm", b"</think>", b"so", b"\xf0", b"!"]
+    told = [TokenLogprob(each.decode(errors="replace"), -1.0, [*each], []) for each in tokens]
+    assembly.begin()
+    assembly.push([Reasoning("Hm"), Text("so\ufffd!")], told)
+    assembly.end("stop", USAGE)
+    message = msgspec.to_builtins(assembly.response.output[-1])
+    heard = [each["token"] for each in message["content"][0]["logprobs"]]
+    assert heard == ["so", "\ufffd", "!"]
+
+
 def whole_text(item: dict[str, Any]) -> str:
     if item["type"] == "function_call":
         return item["arguments"]

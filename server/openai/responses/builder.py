@@ -175,8 +175,13 @@ class ResponseBuilder:
         is sent later, or never, may follow it.
         """
         waiting = self._logprobs
-        place = _find_tokens(text, waiting, from_the_end=is_first and is_last)
-        # Invalid UTF-8 is shown as replacement characters, which match no token's bytes.
+        from_the_end = is_first and is_last
+        place = _find_tokens(text, waiting, from_the_end=from_the_end)
+        if place is None:
+            # Invalid UTF-8 is shown as replacement characters, which match no token's bytes.
+            before = text.partition("\ufffd")[0]
+            found = _find_tokens(before, waiting, from_the_end=from_the_end)
+            place = found and (found[0], len(waiting))
         begin, end = place or (0 if text or not is_first else len(waiting), len(waiting))
         self._logprobs = waiting[end:]
         return waiting[begin if is_first else 0 : end]
