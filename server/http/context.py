@@ -19,8 +19,8 @@ from server.http.standard_headers import new_request_id, standard_headers
 from server.state import ServerState
 from server.tracing import trace_headers
 
-# Answered while draining, and not logged.
-_PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/state"})
+# Answered while draining and beyond the last connection, and not logged.
+PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/state"})
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _log = logging.getLogger("server.requests")
 
@@ -47,7 +47,7 @@ class RequestContext:
             task.set_name(f"request {request_id}")  # for ``server/http/stacks.py``
         if self._state.tracing is not None:
             scope["state"]["trace"] = trace_headers(scope["headers"])
-        waited_for = scope["path"] not in _PROBES
+        waited_for = scope["path"] not in PROBES
         status = 0
 
         async def send_with_headers(message: Message) -> None:
@@ -103,7 +103,7 @@ class RequestContext:
     def _count(self, scope: Scope, status: int, request_id: str, elapsed_s: float) -> None:
         route = _route_of(scope)
         self._state.metrics.record_http_request(scope["method"], route, status)
-        if self._log_requests and route not in _PROBES:
+        if self._log_requests and route not in PROBES:
             fields = {
                 "request_id": request_id,
                 "method": scope["method"],

@@ -7,7 +7,8 @@
 
 A client of HTTP/1.0 knows no chunks: its responses without a length end where the connection does.
 
-One connection more than there are descriptors for (``descriptors.py``) is refused with a 503.
+A few connections more than there are descriptors for (``descriptors.py``) are answered: probes as
+usual, so that a crowded server is not taken for a dead one, and others with a 503.
 A connection with an unread body is closed in two phases: our side is shut down, then what the
 client still sends is discarded for a moment. Closing at once would reset the connection, and the
 client would lose the response.
@@ -32,6 +33,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from server.errors import ApiError, overloaded
+from server.http.context import PROBES
 from server.http.standard_headers import new_request_id, standard_headers
 
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
@@ -39,7 +41,8 @@ MAX_HEADERS = 128
 _WRITE_BUFFER_BYTES = 32 * 1024  # per connection, before its writer waits for the client
 _UNSENT_BYTES = 32 * 1024  # the same in the kernel, which by itself takes megabytes
 _LINGER_S = 2.0
-_MAX_REFUSED = 8  # connections above the limit that get an answer at the same time
+_MAX_EXCESS = 8  # connections above the limit that get an answer at the same time
+_EXCESS_TIMEOUT_S = 2.0  # for their headers
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
@@ -56,6 +59,7 @@ class HardenedProtocol(HttpToolsProtocol):
         self._in_headers = True  # a request line may have begun, and the headers are incomplete
         self._in_body = False
         self._discards_input = False  # refused: further input is discarded
+        self._is_excess = False  # it is above the limit
         self._header_bytes = 0  # of headers parsed, or received and still incomplete
         self._num_headers = 0
         self._trailer_bytes = 0  # received behind the last part of a body, and still incomplete
@@ -77,12 +81,11 @@ class HardenedProtocol(HttpToolsProtocol):
             connection = transport.get_extra_info("socket")
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         num_excess = len(self.connections) - self.max_connections
-        if num_excess <= 0:
-            self._arm_header_timer()
-        elif num_excess <= _MAX_REFUSED:
-            self._refuse(overloaded(f"{self.max_connections} connections"))
-        else:
-            transport.abort()  # refusals linger, too
+        if num_excess > _MAX_EXCESS:
+            transport.abort()
+            return
+        self._is_excess = num_excess > 0
+        self._arm_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the timers, and the last request, which refers back to the connection."""
@@ -158,6 +161,9 @@ class HardenedProtocol(HttpToolsProtocol):
         if num_hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, 3.2
             self._refusal = ApiError(400, "There must be exactly one Host header.")
             raise ValueError("not one host")
+        if self._is_excess and self.url.partition(b"?")[0].decode("latin-1") not in PROBES:
+            self._refusal = self._overloaded()
+            raise ValueError("too many connections")
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # RFC 9110, 10.1.1
         self._in_headers = self._is_trailing = False
@@ -170,6 +176,7 @@ class HardenedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             transport = _LingeringTransport(self)
             self.cycle.transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+            self.cycle.keep_alive &= not self._is_excess
 
     def on_body(self, body: bytes) -> None:
         """Note that the trailers are not there yet."""
@@ -238,12 +245,20 @@ class HardenedProtocol(HttpToolsProtocol):
                 self.transport.write_eof()
             self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
+    def _overloaded(self) -> ApiError:
+        return overloaded(f"{self.max_connections} connections")
+
     def _arm_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(self.header_timeout_s, self._on_header_timeout)
+        timeout_s = self.header_timeout_s
+        if self._is_excess:
+            timeout_s = min(timeout_s, _EXCESS_TIMEOUT_S)
+        self._header_timer = self.loop.call_later(timeout_s, self._on_header_timeout)
 
     def _on_header_timeout(self) -> None:
         self._header_timer = None
-        if self._header_bytes or self.scope is not None:
+        if self._is_excess:
+            self._refuse(self._overloaded())
+        elif self._header_bytes or self.scope is not None:
             self._refuse(ApiError(408, "The request's headers took too long to arrive."))
         else:
             self.transport.close()  # a connection that never sent a byte
