@@ -152,7 +152,7 @@ class Planner:
                 num_decoded += 1
             elif end > start and not (pending and end >= seq.max_num_tokens):  # last is pending
                 step.budget = budget
-                self._plan_chunk(step, seq)
+                self._plan_chunk(step, seq, len(running) - 1 - running.index(seq))
                 budget = step.budget
         step.budget = budget
         step.decode_slots -= num_decoded
@@ -167,8 +167,12 @@ class Planner:
         self._state.num_wasted += pool.block_size
         return True
 
-    def _plan_chunk(self, step: StepBuilder, seq: Sequence) -> None:
-        """Plan a running sequence that needs blocks or has several tokens to compute."""
+    def _plan_chunk(self, step: StepBuilder, seq: Sequence, num_behind: int) -> None:
+        """Plan a running sequence that needs blocks or has several tokens to compute.
+
+        A prompt leaves a token of the step to each of ``num_behind`` sequences that come after it:
+        those that decode would otherwise stand still until it is computed.
+        """
         pool = self._state.pool
         while seq.status is Status.RUNNING:  # it may be preempted below
             is_prompt = seq.num_tokens - seq.num_computed > 1
@@ -176,6 +180,8 @@ class Planner:
             room = self._chunk_budget(step, throttled=yields) if is_prompt else step.budget
             if not room:
                 return
+            if is_prompt:
+                room = min(room, max(1, step.budget - num_behind))
             end = snapshots.chunk_end(pool, seq, min(seq.num_tokens, seq.num_computed + room))
             end = seq.adjust_chunk_end(end)
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:

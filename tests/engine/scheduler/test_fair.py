@@ -263,3 +263,13 @@ def test_nobody_makes_room_of_whose_block_the_same_step_makes_a_copy() -> None:
     assert plan.num_preempted == 1
     assert plan.rows.ids == ["leader", "fork", late]
     assert first in scheduler.sequences
+
+
+def test_a_text_goes_on_beside_a_long_prompt_that_began_before_it() -> None:
+    """The short one is admitted before the rest of the long one, and then runs behind it."""
+    scheduler = make(num_blocks=800, max_len=3000, policy="fair", max_num_batched_tokens=64)
+    scheduler.add(request("long", 2000, tenant="t"))
+    run(scheduler)
+    scheduler.add(request("short", max_tokens=20, prompt=(1,) * 10, tenant="u"))
+    lengths = [{row.id: len(row.token_ids) for row in run(scheduler)[0].rows} for _ in range(20)]
+    assert lengths == [{"short": 10, "long": 54}, *[{"short": 1, "long": 63}] * 19]
