@@ -48,6 +48,7 @@ from engine.runner.sleeping import ReloadPlan, SleepingModel
 from engine.runner.snapshots import Snapshots
 from engine.runner.source_support import check_source_room, check_source_support
 from engine.runner.stream_support import check_stream_support
+from engine.runner.weight_room import check_weights_fit
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.speculation.load_head import LoadedHead
@@ -249,7 +250,8 @@ def _read_decoder(
 
 
 def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> LoadedWeights:
-    """Read the weights of the model and of its draft model or head."""
+    """Read the weights of the model and of its draft model or head. Raises ModelLoadError."""
+    check_weights_fit(plan)
     config, method, attention = plan.config, plan.method, plan.attention
     cuts = None if plan.shard is None else parameter_slices(plan.full_spec, plan.shard)
     weights = plan.files.open(plan.full_spec, attention.dtype, attention.device, on_progress, cuts)
