@@ -96,6 +96,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._info = info = runner.info
+        self.begin: Callable[..., None] = lambda begun, withdrawn: None  # see EngineLoop
         self._sleeping_runner: SleepingRunner | None = None  # set while the engine is asleep
         self._has_nodes = config.nodes is not None
         num_snapshots = info.memory.num_snapshots
@@ -211,9 +212,12 @@ class EngineCore:
         check_kind(request, self._info)
         check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:
+            self.begin((request.id,), ())
             self._runner.load_adapter(request.adapter)
             self._has_adapters, self._is_prepared = True, False
         self._intake.add(request)
+        if request.id in self._intake:  # it has images to be read, or a grammar to be compiled
+            self.begin((request.id,), ())
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar synchronously. Raises InvalidParameter if it cannot be compiled."""
@@ -305,9 +309,7 @@ class EngineCore:
             with self._spans("output"):
                 flight = self._in_flight[0] if self._in_flight else None
                 plan = None if flight is None else flight.plan
-                output = (
-                    self._finish_oldest() if self._in_flight else self._scheduler.flush_output()
-                )
+                output = self._scheduler.flush_output() if plan is None else self._finish_oldest()
         if self._speculator is not None and plan is not None:
             self._speculator.observe(plan, self._clock() - began_s)
         if self._monitor.is_recording:
@@ -393,6 +395,8 @@ class EngineCore:
             self._window.close()
         if plan.is_empty:
             return False
+        if plan.added or plan.num_preempted:
+            self.begin([added.request.id for added in plan.added], scheduler.preempted(plan))
         launched: LaunchedStep | None = None
         began_s = self._clock()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "Abort",
     "Activity",
+    "Begun",
     "Configure",
     "ControlReply",
     "ControlRequest",
@@ -125,6 +127,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
 
     info: EngineInfo
     activity: Activity = "serving"
+    pid: int = msgspec.field(default_factory=os.getpid)  # the engine's
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun", array_like=True):
+    """From the engine: it begins to work on these requests, and might die of one.
+
+    Those that it has ``withdrawn`` wait in its queue again.
+    """
+
+    ids: tuple[str, ...]
+    withdrawn: tuple[str, ...] = ()
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
@@ -156,7 +169,7 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
 LifecycleRequest = Sleep | Wake | Reload
 ControlRequest = StartProfile | StopProfile | GetSnapshot | LifecycleRequest
 ToEngine = Configure | Submit | Abort | ControlRequest | Ping | Shutdown
-FromEngine = Loading | Ready | Output | ControlReply | Pong | Fatal
+FromEngine = Loading | Ready | Begun | Output | ControlReply | Pong | Fatal
 Message = ToEngine | FromEngine
 
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from time import monotonic, sleep
 from typing import TypeVar
@@ -27,6 +27,7 @@ import msgspec
 
 from engine.frames import (
     Abort,
+    Begun,
     ControlReply,
     ControlRequest,
     FrameError,
@@ -94,6 +95,18 @@ class ClientHub:
         for client, share in shares.items():
             self._send(client, encode(Output(share.build(stats), sent_s)))
             stats = _without_step(stats)
+
+    def begin(self, begun: Sequence[str], withdrawn: Sequence[str]) -> None:
+        """Tell each client which of its requests the engine begins to work on, or puts back."""
+        shares: dict[_Client, tuple[list[str], list[str]]] = {}
+        with self._owners_lock:
+            for column, request_ids in enumerate((begun, withdrawn)):
+                for request_id in request_ids:
+                    owner = self._owners.get(request_id)
+                    if owner is not None:
+                        shares.setdefault(owner, ([], []))[column].append(request_id)
+        for client, ids in shares.items():
+            self._send(client, encode(Begun(*map(tuple, ids))))
 
     # ------------------------------------------------------------ the loop's thread
 

@@ -12,6 +12,7 @@ from engine.control import PendingControlCalls
 from engine.errors import EngineDead, EngineError, ModelLoadError
 from engine.frames import (
     Abort,
+    Begun,
     ControlReply,
     ControlRequest,
     Fatal,
@@ -44,7 +45,7 @@ class EngineLink(asyncio.Protocol):
     pinged, because one that is stopped or starved of CPU keeps its sockets open.
 
     Args:
-        on_output: called with each step's output.
+        on_output: called with each step's output, and with the requests that a step begins.
         on_progress: called with the progress of loading.
         on_change: called with the loaded model and the engine's activity, when it is ready and
             whenever either changes.
@@ -53,7 +54,7 @@ class EngineLink(asyncio.Protocol):
 
     def __init__(
         self,
-        on_output: Callable[[Output], None],
+        on_output: Callable[[Output | Begun], None],
         on_progress: LoadProgress | None = None,
         on_change: Callable[[Ready], None] = lambda ready: None,
         name: str = "the engine",
@@ -152,7 +153,7 @@ class EngineLink(asyncio.Protocol):
         self._control_calls.fail_all(EngineDead("the engine has gone without an answer"))
 
     def _handle_message(self, message: Message) -> None:
-        if isinstance(message, Output):
+        if isinstance(message, Output | Begun):
             self._on_output(message)
         elif isinstance(message, Loading):
             if self._on_progress is not None:

@@ -48,6 +48,8 @@ class EngineLoop:
         emit: called with each output.
         watchdog: notified when a step begins, and when no step is running.
         announce: called when the loaded model or the engine's activity changes.
+        begin: called with the ids of requests that the engine is about to work on, and with those
+            of requests that it puts back into the queue.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class EngineLoop:
         emit: Callable[[EngineOutput], None],
         watchdog: StepWatchdog | None = None,
         announce: Callable[[Ready], None] = lambda ready: None,
+        begin: Callable[[Sequence[str], Sequence[str]], None] = lambda begun, withdrawn: None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._core = core
+        core.begin = begin
         self._emit = emit
         self._watchdog = watchdog or StepWatchdog(None)
         self._sleep_controller = SleepController(core, announce)

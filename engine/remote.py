@@ -17,6 +17,7 @@ from engine.errors import EngineDead, EngineError
 from engine.frames import (
     Abort,
     Activity,
+    Begun,
     ControlReply,
     ControlRequest,
     Output,
@@ -44,6 +45,8 @@ class RemoteClient(ControlMethods):
         self._streams = StreamTable(self._abort)
         self._listeners: list[Callable[[EngineOutput], None]] = []
         self._link: EngineLink | None = None  # set while requests may be sent
+        self._pid = 0  # of the engine, as it was announced last
+        self._attached_pid = 0  # of the engine that the streams were sent to
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._error: EngineError = EngineDead("the engine has not been started")
@@ -146,7 +149,8 @@ class RemoteClient(ControlMethods):
         """Use the engine at the other end of ``link``, and resume all streams there."""
         self._link = link
         self._error = EngineDead("the engine is being restarted")  # for when the link closes
-        self.resume_streams(self._streams.pop_all())
+        has_died, self._attached_pid = self._pid != self._attached_pid, self._pid
+        self.resume_streams(self._streams.pop_all(has_died=has_died))
         if self._change_listeners:
             link.lost.add_done_callback(lambda _: self._notify_listeners())
             self._notify_listeners()
@@ -154,6 +158,7 @@ class RemoteClient(ControlMethods):
     def _handle_ready(self, ready: Ready) -> None:
         """Note the loaded model and the activity that the engine reports."""
         self._info, self._activity = ready.info, ready.activity
+        self._pid = ready.pid
         self._notify_listeners()
 
     def _give_up(self, error: EngineError) -> None:
@@ -171,7 +176,10 @@ class RemoteClient(ControlMethods):
         for watcher in self._change_listeners:
             watcher()
 
-    def _handle_output(self, message: Output) -> None:
+    def _handle_output(self, message: Output | Begun) -> None:
+        if isinstance(message, Begun):
+            self._streams.begin(message.ids, message.withdrawn)
+            return
         output = message.output
         self._stats, self.stats_s = output.stats, message.sent_s
         self._streams.dispatch(output)

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError, Failure, RequestFailed
+from engine import suspects
+from engine.errors import EngineError, Failure
 from engine.prompt_progress import PromptProgress
 from engine.types import (
     EngineOutput,
@@ -22,12 +23,6 @@ from engine.types import (
     RequestTimings,
     TokenLogprobs,
 )
-
-# Engines that may die with a request that makes no progress in between; with the next one it is
-# failed. That is one death before the engine would be given up (``engine/supervisor.py``).
-MAX_FRUITLESS = 1
-# Tokens. Some requests do not kill an engine at once: these go on for a step or a few.
-_LEAST_PROGRESS = 16
 
 
 class Stream:
@@ -55,8 +50,9 @@ class Stream:
         self._progress: PromptProgress | None = None  # not read yet
         self._first_token_s: float | None = None
         self.num_resumed = 0  # engines that have died with this request
-        self._num_fruitless = 0  # of these, without progress in between
-        self._num_at_death: int | None = None  # tokens at the last death
+        self.is_begun = False  # the current engine works on it
+        self._num_fruitless = 0  # of the engines that died, those in a row that may be due to it
+        self._num_at_resume = len(self._token_ids)  # tokens when the current engine got it
 
         self._has_unread = False
         self._has_details = False  # there is more to report than tokens
@@ -193,20 +189,45 @@ class Stream:
             self._error = error
             self._wake(has_unread=False)
 
-    def count_death(self) -> int:
-        """Count an engine that has died with this request; how many have since it made progress."""
-        count, before = len(self._token_ids), self._num_at_death
-        if before is None or count - before >= _LEAST_PROGRESS:
-            self._num_fruitless = 0
-        self._num_at_death = count
-        self._num_fruitless += 1
-        return self._num_fruitless
+    def count_death(self) -> None:
+        """Count an engine that has died, if that may be due to this request."""
+        if self.is_begun:
+            self._num_fruitless = self._num_fruitless + 1 if self.is_unproven else 1
+
+    def acquit(self) -> None:
+        """Note that the engines have died of another request."""
+        self._num_fruitless = 0
 
     def resume(self) -> Request:
         """The request that continues where this stream's output ends."""
         self.num_resumed += 1
         self._num_repeated = self._num_prompt_logprobs
-        return msgspec.structs.replace(self.request, resumed_token_ids=tuple(self._token_ids))
+        self.is_begun = False
+        self._num_at_resume = len(self._token_ids)
+        return msgspec.structs.replace(
+            self.request, resumed_token_ids=tuple(self._token_ids), is_suspect=self.is_suspect
+        )
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that the current engine, or the one that has just died, has made."""
+        return len(self._token_ids) - self._num_at_resume
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether an engine may have died of it."""
+        return self._num_fruitless > 0
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it is suspect and has made little progress since."""
+        return self.is_suspect and self.num_new < suspects.LEAST_PROGRESS
+
+    @property
+    def would_be_blamed(self) -> bool:
+        """Whether it is the cause if the engine has died."""
+        count = self._num_fruitless + 1
+        return self.is_begun and self.is_unproven and count > suspects.MAX_FRUITLESS
 
     def reattach(self, abort: Callable[[str], None]) -> None:
         """Attach the stream to another table, whose ``abort`` this is."""
@@ -286,21 +307,27 @@ class StreamTable:
         for stream in self._clear():
             stream.fail(error)
 
-    def pop_all(self) -> list[Stream]:
-        """Remove and return all streams that are not aborted, in order of submission."""
-        return [stream for stream in self._clear() if not stream.aborted]
+    def begin(self, begun: Sequence[str], withdrawn: Sequence[str] = ()) -> None:
+        """Note the requests that the engine begins to work on, or puts back into its queue."""
+        for is_begun, request_ids in ((True, begun), (False, withdrawn)):
+            for request_id in request_ids:
+                stream = self._streams.get(request_id)
+                if stream is not None:
+                    stream.is_begun = is_begun
+
+    def pop_all(self, *, has_died: bool = True) -> list[Stream]:
+        """Remove the streams of an engine that is lost; return those to resume, in order.
+
+        If it ``has_died``, a request that it seems to have died of fails instead
+        (``engine/suspects.py``). Otherwise it has hung up on a client that was slow.
+        """
+        streams = [stream for stream in self._clear() if not stream.aborted]
+        return suspects.judge(streams) if has_died else streams
 
     def adopt(self, streams: Sequence[Stream]) -> list[Request]:
-        """The requests to submit so that streams of a dead engine continue here, in order.
-
-        A request that was live at several deaths, without progress between them, may be their
-        cause, so it fails instead.
-        """
+        """The requests to submit so that streams of a dead engine continue here, in order."""
         requests: list[Request] = []
         for stream in streams:
-            if stream.count_death() > MAX_FRUITLESS:
-                stream.fail(RequestFailed("the engine has died too often with this request"))
-                continue
             stream.reattach(self._abort)
             self._add(stream)
             requests.append(stream.resume())

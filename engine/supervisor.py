@@ -19,7 +19,7 @@ from engine.child import Child, describe_exit
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
-from engine.frames import Configure, Output, Ready, Shutdown, encode
+from engine.frames import Begun, Configure, Output, Ready, Shutdown, encode
 from engine.link import EngineLink
 from engine.types import EngineInfo
 
@@ -55,7 +55,7 @@ class EngineSupervisor:
         child: an ``engine.worker`` process that waits for its configuration, to use first.
         listener: a listening Unix socket on which the engine accepts further clients. It stays open
             here, so clients that connect between two engines wait for the second.
-        on_output: called with each step's output; unused with a ``listener``.
+        on_output: see :class:`~engine.link.EngineLink`; unused with a ``listener``.
         on_change: called when the loaded model or the engine's activity changes.
         on_restart: called with the link to an engine that replaces a dead one.
         on_death: called with the reason when an engine that had been ready is given up.
@@ -68,7 +68,7 @@ class EngineSupervisor:
         runner: str | None = None,
         child: Child | None = None,
         listener: socket.socket | None = None,
-        on_output: Callable[[Output], None] = lambda output: None,
+        on_output: Callable[[Output | Begun], None] = lambda output: None,
         on_change: Callable[[Ready], None] = lambda ready: None,
         on_restart: Callable[[EngineLink], None] = lambda link: None,
         on_death: Callable[[EngineError], None] = lambda error: None,

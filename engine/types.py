@@ -179,6 +179,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     pooling: PoolingParams | None = None  # the request is for a vector instead of tokens
     resumed_token_ids: tuple[int, ...] = ()  # output already delivered before an engine restart
+    is_suspect: bool = False  # an engine may have died of it; see engine/suspects.py
     fork_of: str | None = None  # a sibling with the same prompt, whose computed blocks it shares
     priority: int = 0  # lower runs first, under the priority policy
     background: bool = False  # after all others under every policy, and preempted first

@@ -29,6 +29,7 @@ from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, ModelLoadError
 from engine.frames import (
     Abort,
+    Begun,
     Configure,
     ControlRequest,
     Fatal,
@@ -102,13 +103,15 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
     if told.has_listener:
         hub = ClientHub(socket.socket(fileno=inbox.descriptors[0]), core.info)
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
+    begin = hub.begin if hub else lambda *ids: send(Begun(*map(tuple, ids)))
 
     def announce(ready: Ready) -> None:
         send(ready)  # our supervisor remembers it for the next engine
         if hub:
             hub.announce(ready)
 
-    loop = EngineLoop(core, emit, StepWatchdog(told.config.step_timeout_s or None), announce)
+    watchdog = StepWatchdog(told.config.step_timeout_s or None)
+    loop = EngineLoop(core, emit, watchdog, announce, begin)
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
 
     def obey(message: Instruction) -> None:

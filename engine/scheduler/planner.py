@@ -15,6 +15,7 @@ from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
+from engine.scheduler.suspect_gate import SuspectGate
 from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN, BlockCopy
 
@@ -40,6 +41,7 @@ class Planner:
         self._state = state
         self._speculator = speculator
         self._blocked: _Blocked | None = None
+        self._gate = SuspectGate()
 
     def plan(
         self, admit: bool, now_s: float, max_passes: int = 1, max_prompt_tokens: int | None = None
@@ -244,6 +246,8 @@ class Planner:
     def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> Shortage | None:
         """Start ``seq`` if there are enough blocks for all its tokens, and some to spare."""
         state, pool = self._state, self._state.pool
+        if not self._gate.admits(seq):
+            return _NOT_YET
         short = Shortage(pool.num_blocks, pool.blocks_for(len(seq.token_ids)), _num_blocks)
         # Either it was preempted while a step was sampling its next token, which is still to come,
         # or its prompt must not be split and exceeds what is left of the step.
@@ -278,6 +282,7 @@ class Planner:
         else:
             self._fork(step, seq, leader)
         state.start(seq)
+        self._gate.note_admission(seq)
         if seq.num_cached is None:  # first admission: later, it would find its own blocks
             seq.scheduled_s = now_s
             seq.num_cached = min(seq.num_computed, seq.num_prompt)

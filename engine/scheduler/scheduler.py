@@ -258,6 +258,11 @@ class Scheduler:
         last = replay(plan, seqs, rows)
         return replay_from_start(last, seqs, self._step_tokens) if self._recurrent else [last]
 
+    def preempted(self, plan: StepPlan) -> list[str]:
+        """The sequences that the plan just made has preempted."""
+        live = self._state.sequences
+        return [id_ for id_ in plan.removed if id_ in live] if plan.num_preempted else []
+
     def stats(self) -> EngineStats:
         """A snapshot of queues, blocks and counters, in O(number of adapters in use)."""
         return self._state.stats(0)

@@ -53,11 +53,11 @@ async def kill_after(client: SubprocessClient, num_tokens: int) -> None:
 
 
 async def test_streams_outlive_the_engine(capfd: pytest.CaptureFixture) -> None:
-    client = subprocess_client(step_s=0.002)
+    client = subprocess_client(step_s=0.002, num_blocks=500)
     await client.start()
     first_pid = client.pid
-    requests = make_requests(6, 60, ignore_eos=True, logprobs=0, prompt_logprobs=0)
-    requests += fan_out("many", (1, 2, 3, 4, 5), SamplingParams(n=3, seed=5, max_tokens=60))
+    requests = make_requests(6, 190, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    requests += fan_out("many", (1, 2, 3, 4, 5), SamplingParams(n=3, seed=5, max_tokens=190))
     readers = [asyncio.create_task(collect(stream)) for stream in client.submit(requests)]
     doomed, aborted = make_requests(8, 150, ignore_eos=True)[6:]
     (stream,) = client.submit([aborted])
@@ -67,7 +67,7 @@ async def test_streams_outlive_the_engine(capfd: pytest.CaptureFixture) -> None:
     with pytest.raises(EngineDead, match="restarted"):
         client.submit([doomed])
     await until(lambda: client.alive)
-    await kill_after(client, 100)
+    await kill_after(client, 900)  # by then each has more than 16, and none is suspected any more
     for request, outputs in zip(requests, await asyncio.gather(*readers), strict=True):
         text = (tokens_of(outputs), outputs[-1].finish_reason)
         assert text == fakes.expected_output(request, MAX_LEN)
@@ -129,7 +129,7 @@ async def test_a_request_that_every_engine_dies_with_is_given_up_and_the_engine_
 async def test_an_engine_that_keeps_dying_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("engine.streams.MAX_FRUITLESS", 10)  # whatever the requests are
+    monkeypatch.setattr("engine.suspects.MAX_FRUITLESS", 10)  # whatever the requests are
     client = subprocess_client(kill="r1")
     await client.start()
     streams = client.submit(make_requests(2))

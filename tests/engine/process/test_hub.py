@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine import hub as hub_module
-from engine.frames import Abort, FrameReader, Output, Submit, encode, receive
+from engine.frames import Abort, Begun, FrameReader, Message, Output, Submit, encode, receive
 from engine.hub import ClientHub
 from engine.sleep_controller import ControlCall
 from engine.types import EngineOutput, FinishReason, Request
@@ -73,6 +73,12 @@ class Client:
         self._reader = FrameReader()
         receive(self.socket, self._reader)  # its greeting: the hub knows it
 
+    def messages(self, count: int) -> list[Message]:
+        found: list[Message] = []
+        while len(found) < count:
+            found += receive(self.socket, self._reader)
+        return found
+
     def rows(self, count: int) -> list[Row]:
         rows: list[Row] = []
         while len(rows) < count:
@@ -126,6 +132,27 @@ def test_who_comes_back_is_told_of_its_new_requests_alone(tmp_path: Path) -> Non
     aborted = commands.get(timeout=LIMIT_S)
     assert isinstance(aborted, Abort)
     assert aborted.ids == (), "they have ended"
+    listener.close()
+
+
+def test_each_client_is_told_which_of_its_own_requests_are_begun(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "engine"))
+    listener.listen()
+    commands: queue.Queue[Submit | Abort | ControlCall] = queue.Queue()
+    hub = ClientHub(listener, make_info(8, 4, 20))
+    hub.start(commands.put)
+    clients = [Client(tmp_path / "engine") for _ in range(2)]
+    for client, names in zip(clients, ("ab", "c"), strict=True):
+        submit = Submit(tuple(Request(id=id_, prompt_token_ids=(1,)) for id_ in names))
+        client.socket.sendall(encode(submit))
+        assert commands.get(timeout=LIMIT_S) == submit
+    hub.begin(["c", "unknown", "b"], [])
+    hub.begin(["a"], ["b"])
+    assert clients[0].messages(2) == [Begun(("b",)), Begun(("a",), ("b",))]
+    assert clients[1].messages(1) == [Begun(("c",))]
+    for client in clients:
+        client.socket.close()
     listener.close()
 
 

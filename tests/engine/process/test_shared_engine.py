@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import EngineDead, InvalidParameter
+from engine.errors import EngineDead, InvalidParameter, RequestFailed
 from engine.shared import SharedClient
 from engine.supervisor import EngineSupervisor
 from engine.types import EngineOutput, Request
 from tests.engine import fakes
-from tests.engine.process.test_clients import MAX_LEN, collect, make_requests, tokens_of
+from tests.engine.process.test_clients import MAX_LEN, collect, make_requests, tokens_of, until
 
 
 class Shared:
@@ -146,7 +146,7 @@ async def test_streams_of_all_clients_outlive_the_engine(
 async def test_an_engine_given_up_ends_the_streams_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("engine.streams.MAX_FRUITLESS", 10)  # whatever the requests are
+    monkeypatch.setattr("engine.suspects.MAX_FRUITLESS", 10)  # whatever the requests are
     async with shared_engine(tmp_path, kill="0-r1") as shared:
         streams = [
             *shared.clients[0].submit(own_requests(0, 2)),
@@ -159,6 +159,45 @@ async def test_an_engine_given_up_ends_the_streams_of_all(
             assert client.dead
             with pytest.raises(EngineDead, match="keeps dying"):
                 client.submit(own_requests(2, 1))
+
+
+async def test_neighbours_of_a_request_that_kills_engines_go_on_in_all_clients(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    async with shared_engine(tmp_path, kill="0-r1", step_s=0.001) as shared:
+        first, second = shared.clients
+        others = own_requests(1, 6, 40, ignore_eos=True)[3:]
+        streams = second.submit(others)
+        await streams[0].next()
+        asked = own_requests(0, 3, 40, ignore_eos=True)
+        good, poison, fine = first.submit(asked)
+        with pytest.raises(RequestFailed, match="died too often"):
+            await collect(poison)
+        check([asked[0], asked[2]], [await collect(stream) for stream in (good, fine)])
+        check(others[1:], [await collect(stream) for stream in streams[1:]])
+        assert (await collect(streams[0]))[-1].finish_reason == "length"
+        assert shared.supervisor.num_restarts == 2
+
+
+async def test_who_loses_its_connection_alone_suspects_none_of_its_requests(
+    tmp_path: Path,
+) -> None:
+    """The engine hangs up on a client that does not read, and has not died."""
+    async with shared_engine(tmp_path, step_s=0.002) as shared:
+        client = shared.clients[0]
+        requests = own_requests(0, 3, 60, ignore_eos=True)
+        first, *others = client.submit(requests)
+        told: list[int] = []
+        for _ in range(3):
+            told += (await first.next()).token_ids
+            link = client._link
+            assert link is not None
+            link.close()
+            await until(lambda link=link: client._link is not link and client.alive)
+        told += tokens_of(await collect(first))
+        assert told == fakes.expected_output(requests[0], MAX_LEN)[0]
+        check(requests[1:], [await collect(stream) for stream in others])
+        assert shared.supervisor.num_restarts == 0
 
 
 async def test_nonsense_from_one_client_is_that_clients_end(

@@ -158,7 +158,7 @@ async def test_nothing_is_lost_in_a_storm_of_kills(
     seed: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr("engine.supervisor.MAX_CRASHES", 100)
-    monkeypatch.setattr("engine.streams.MAX_FRUITLESS", 100)
+    monkeypatch.setattr("engine.suspects.MAX_FRUITLESS", 100)
     rng = random.Random(seed)
     async with replicas(step_s=0.002) as client:
         done, requests, readers = False, [], []

@@ -1,0 +1,77 @@
+"""Requests that an engine may have died of are admitted a few at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec import structs
+
+from engine.suspects import LEAST_PROGRESS
+from engine.types import Request
+from tests.engine.scheduler.lives import Life
+from tests.engine.scheduler.test_scheduler import drain, make, request, run
+
+
+def suspect(number: int, **fields) -> Request:
+    prompt = fields.pop("prompt", (1, 2, number))
+    fields = {"max_tokens": 60, **fields}
+    return request(f"s{number}", prompt=prompt, is_suspect=True, **fields)
+
+
+def test_a_suspect_is_admitted_when_the_one_before_has_made_progress() -> None:
+    scheduler = make()
+    for number in range(3):
+        scheduler.add(suspect(number))
+    scheduler.add(request("behind", max_tokens=60))
+    running = [{row.id for row in run(scheduler)[0].rows} for _ in range(3 * LEAST_PROGRESS + 1)]
+    assert running[0] == running[LEAST_PROGRESS - 1] == {"s0"}
+    assert running[LEAST_PROGRESS] == {"s0", "s1"}
+    assert running[2 * LEAST_PROGRESS] == {"s0", "s1", "s2", "behind"}
+    assert len(drain(scheduler)) == 4
+
+
+def test_the_more_have_made_progress_the_more_are_admitted_at_once() -> None:
+    scheduler = make(num_blocks=2000, max_num_seqs=100)
+    for number in range(60):
+        scheduler.add(suspect(number, max_tokens=None))
+    num_tokens: Counter[str] = Counter()
+    num_steps = 0
+    while scheduler.num_waiting:
+        plan, _ = run(scheduler)
+        num_steps += 1
+        unproven = [row.id for row in plan.rows if num_tokens[row.id] < LEAST_PROGRESS]
+        num_proven = sum(count >= LEAST_PROGRESS for count in num_tokens.values())
+        assert len(unproven) <= max(1, num_proven // 4)
+        num_tokens.update(row.id for row in plan.rows)
+    assert num_steps < 20 * LEAST_PROGRESS
+
+
+def test_those_with_one_prompt_are_admitted_together_and_those_that_end_make_room() -> None:
+    scheduler = make()
+    for number in range(4):
+        scheduler.add(suspect(number, prompt=(1, 2, number // 2), max_tokens=2))
+    assert [row.id for row in run(scheduler)[0].rows] == ["s0", "s1"]
+    run(scheduler)
+    assert [row.id for row in run(scheduler)[0].rows] == ["s2", "s3"]
+    run(scheduler)
+    assert not scheduler.has_work
+
+
+def test_an_aborted_suspect_makes_room() -> None:
+    scheduler = make()
+    scheduler.add(suspect(0))
+    scheduler.add(suspect(1))
+    run(scheduler)
+    scheduler.abort("s0")
+    assert [row.id for row in run(scheduler)[0].rows] == ["s1"]
+
+
+class _AfterDeath(Life):
+    def _add(self, request: Request) -> None:
+        is_suspect = len(self.told) % 3 != 2
+        super()._add(structs.replace(request, is_suspect=is_suspect))
+
+
+def test_suspects_get_the_same_texts_and_all_of_them_end() -> None:
+    for seed in range(150):
+        _AfterDeath(seed).run()
