@@ -29,6 +29,7 @@ class _Blocked(NamedTuple):
     seq: Sequence
     num_free: int  # blocks then
     missing: bytes | None  # digest of the block that its cached prefix lacked first, if any
+    num_changes: int  # of the state then
 
 
 class Planner:
@@ -266,11 +267,15 @@ class Planner:
         needed += pool.num_free_blocks_needed(prefix.block_ids) - len(prefix.block_ids)
         # Keep one spare block per running sequence. Otherwise the newcomer, which ranks last, would
         # be preempted as soon as one of them needs a block, and its computation wasted.
+        # One that was preempted would be so again, and its tokens computed in vain once more, if it
+        # took what prompts need that are still being computed. It may have been preempted for them.
+        if seq.num_preemptions:
+            needed += self._num_owed_blocks()
         if needed + len(state.running) > pool.num_free:
             missing: bytes | None = None
             if looks_up and pool.snapshots is None:  # else a prefix ends at a snapshot
                 missing = pool.next_digest(seq.chain, seq.token_ids, prefix)
-            self._blocked = _Blocked(seq, pool.num_free, missing)
+            self._blocked = _Blocked(seq, pool.num_free, missing, state.num_changes)
             return short
         if looks_up and self._should_wait_for_prefix(seq, prefix):
             return _NOT_YET
@@ -321,7 +326,18 @@ class Planner:
         pool, blocked = self._state.pool, self._blocked
         if blocked is None or seq is not blocked.seq or pool.num_free > blocked.num_free:
             return False
+        if seq.num_preemptions and self._state.num_changes != blocked.num_changes:
+            return False  # running prompts may need fewer blocks
         return blocked.missing is None or not pool.is_cached(blocked.missing)
+
+    def _num_owed_blocks(self) -> int:
+        """The blocks that the prompts of running sequences lack."""
+        blocks_for = self._state.pool.blocks_for
+        return sum(
+            blocks_for(len(seq.token_ids)) - len(seq.table.block_ids)
+            for seq in self._state.running.values()
+            if len(seq.token_ids) - seq.num_computed > 1
+        )
 
     def _should_wait_for_prefix(self, seq: Sequence, prefix: Prefix) -> bool:
         """Whether to delay ``seq`` by a step because its prefix is about to become available."""

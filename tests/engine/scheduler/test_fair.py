@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from engine.scheduler import Scheduler
-from engine.types import StepPlan
+from engine.types import StepPlan, StepResult
 from tests.engine.scheduler.test_scheduler import count_lines, make, request, run
 
 
@@ -273,3 +273,23 @@ def test_a_text_goes_on_beside_a_long_prompt_that_began_before_it() -> None:
     scheduler.add(request("short", max_tokens=20, prompt=(1,) * 10, tenant="u"))
     lengths = [{row.id: len(row.token_ids) for row in run(scheduler)[0].rows} for _ in range(20)]
     assert lengths == [{"short": 10, "long": 54}, *[{"short": 1, "long": 63}] * 19]
+
+
+def test_who_made_room_for_a_long_prompt_does_not_return_before_there_is_room_for_both() -> None:
+    """A prompt is computed in chunks, and has its blocks only with the last one."""
+    scheduler = make(num_blocks=24, size=1, policy="fair")
+
+    def step() -> tuple[str, ...]:
+        plan = scheduler.schedule(max_prompt_tokens=1)
+        ids = tuple(row.id for row in plan.rows if row.is_sampled)
+        scheduler.update(plan, StepResult(ids, ((1,),) * len(ids)))
+        return tuple(row.id for row in plan.rows)
+
+    scheduler.add(request("early", 14, 6, tenant="t"))
+    step()
+    scheduler.add(request("late", prompt=(1,) * 12, max_tokens=2, tenant="u"))
+    assert step() == ("late",), "a tenant whose share is half of the blocks makes room, and waits"
+    while "early" not in step():
+        pass
+    assert "late" not in scheduler.sequences
+    assert scheduler.stats().num_preemptions == 1
