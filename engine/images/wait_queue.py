@@ -90,8 +90,10 @@ class ImageWaitQueue:
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether requests are held and there is room to read their images."""
-        return bool(self._held) and not self._is_full
+        """Whether requests are held and there is room to read their images, or has come since."""
+        if not self._held:
+            return False
+        return not self._is_full or any(map(self._is_computed, self._prefetched.values()))
 
     @property
     def is_busy(self) -> bool:

@@ -123,6 +123,21 @@ def test_what_is_read_ahead_is_there_when_it_is_computed(model, monkeypatch):
     assert len(engine._runner.image_prefetcher._cache) == 1
 
 
+def test_images_are_read_on_when_what_they_waited_for_ends_with_its_first_token(model, monkeypatch):
+    """Its images' tokens and its last token are computed by one step, after which nothing runs."""
+    monkeypatch.setattr(image_load, "_MIN_CACHED_CELLS", 1)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1)
+    given = {"max_image_tokens": 9, "max_videos": 0}
+    engine = core(model, cache={"enable_prefix_caching": False}, **given)
+    for number in range(3):  # there is room for the image of one
+        engine.add(ask(str(number), rules_of(model), number, sampling, ((3, 3),)))
+    ended = []
+    while engine.has_work:
+        assert not engine.idle_s, "nobody would step it"
+        ended += engine.step().ids
+    assert ended == ["0", "1", "2"]
+
+
 def test_an_image_whose_embeddings_are_not_finite_fails_alone(model):
     rules, engine = rules_of(model), core(model)
     text = Request(id="text", prompt_token_ids=(3, 4, 5), sampling=SamplingParams(max_tokens=9))
