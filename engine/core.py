@@ -132,7 +132,8 @@ class EngineCore:
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
-        self._intake = RequestIntake(self._scheduler, grammars, limits.policy, clock)
+        given = self._scheduler, grammars, limits.policy, clock
+        self._intake = RequestIntake(*given, lambda *ids: self.begin(*ids))
         self._intake.attach_runner(runner)
         self._monitor = EngineMonitor(self._scheduler, self._pool, self._intake.requests)
         self._in_flight: deque[_InFlightStep] = deque()  # oldest first
@@ -212,12 +213,8 @@ class EngineCore:
         check_kind(request, self._info)
         check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:
-            self.begin((request.id,), ())
-            self._runner.load_adapter(request.adapter)
             self._has_adapters, self._is_prepared = True, False
         self._intake.add(request)
-        if request.id in self._intake:  # it has images to be read, or a grammar to be compiled
-            self.begin((request.id,), ())
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar synchronously. Raises InvalidParameter if it cannot be compiled."""

@@ -3,15 +3,17 @@
     add ──► its images or audio are read ──► its grammar is compiled ──► the scheduler's queue
             engine/images/wait_queue.py       engine/grammar/wait_queue.py
 
-Requests without any of these are queued at once.
+Requests without any of these are queued at once. Where engines may have died of a request, all this
+is done for one after the other, as they are admitted (``engine/scheduler/suspect_gate.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.config import Policy
-from engine.errors import Failure, InvalidParameter, RequestError
+from engine.errors import EngineDead, Failure, InvalidParameter, RequestError
 from engine.grammar.backend import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.wait_queue import GrammarWaitQueue
@@ -20,7 +22,9 @@ from engine.monitor import EngineMonitor
 from engine.runner.protocol import Runner, SupportsImagePrefetch
 from engine.scheduler import Scheduler
 from engine.snapshot import PhaseKind
-from engine.types import Request
+from engine.types import Adapter, Request
+
+logger = logging.getLogger(__name__)
 
 
 class RequestIntake:
@@ -31,6 +35,8 @@ class RequestIntake:
         grammars: compiles the requests' grammars.
         policy: the queue's policy.
         clock: monotonic seconds.
+        begin: called before work on requests begins here, with their ids, and after it with their
+            ids as second argument.
     """
 
     def __init__(
@@ -39,30 +45,37 @@ class RequestIntake:
         grammars: GrammarCompiler,
         policy: Policy,
         clock: Callable[[], float],
+        begin: Callable[[Sequence[str], Sequence[str]], None] = lambda begun, ended: None,
     ) -> None:
         self._scheduler = scheduler
         self._compiler = grammars
         self._clock = clock
+        self._begin = begin
+        self._runner: Runner | None = None
+        self._adapters: set[str] = set()  # ids of those that the runner has loaded
+        self._suspects: dict[str, Request] = {}  # nothing has been done for these yet
         self._grammars = GrammarWaitQueue(grammars)
         self._images = ImageWaitQueue(
             policy, scheduler.num_cached_tokens, self._has_images_computed, clock
         )
 
     def __len__(self) -> int:
-        return len(self._images) + len(self._grammars)
+        return len(self._suspects) + len(self._images) + len(self._grammars)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._images or request_id in self._grammars
+        waits = request_id in self._images or request_id in self._grammars
+        return waits or request_id in self._suspects
 
     @property
     def is_busy(self) -> bool:
         """Whether ``admit_ready`` has to be called between steps."""
-        return self._images.is_busy or bool(self._grammars)
+        return self._images.is_busy or bool(self._grammars or self._suspects)
 
     @property
     def has_ready(self) -> bool:
         """Whether ``admit_ready`` has something to do now."""
-        return self._images.can_prefetch or self._grammars.has_ready
+        ready = self._images.can_prefetch or self._grammars.has_ready
+        return ready or bool(self._suspects and self._has_room_for_suspect)
 
     @property
     def num_compiling(self) -> int:
@@ -70,7 +83,12 @@ class RequestIntake:
         return len(self._grammars)
 
     def attach_runner(self, runner: Runner) -> None:
-        """Let ``runner`` read images and audio if it can between steps. Nothing may be waiting."""
+        """Let ``runner`` load adapters, and read images and audio if it can between steps.
+
+        Nothing may be waiting.
+        """
+        self._runner = runner
+        self._adapters.clear()
         self._images.attach_prefetcher(
             runner.image_prefetcher if isinstance(runner, SupportsImagePrefetch) else None
         )
@@ -81,23 +99,23 @@ class RequestIntake:
             yield request, "grammar"
         for request in self._images.requests():
             yield request, _media_phase(request)
+        for request in self._suspects.values():
+            yield request, "queued"
 
     def add(self, request: Request) -> None:
         """Queue a request as soon as it has what it needs.
 
         Raises:
             ContextLengthExceeded: it can never fit into the context or the KV cache.
-            InvalidParameter: its prompt is empty, its id is in use, or its grammar is known to be
-                unusable.
+            InvalidParameter: its prompt is empty, its id is in use, its grammar is known to be
+                unusable, or its adapter cannot be used.
         """
         if request.id in self or request.id in self._scheduler.sequences:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
-        if not self._images.try_hold(request):
-            self._advance(request)
-            return
-        self._scheduler.report_waiting(request)
-        if request.sampling.grammar is not None:
-            self._compiler.compile(request.sampling.grammar)  # in parallel
+        if request.is_suspect and _needs_work(request):
+            self._suspects[request.id] = request
+        else:
+            self._begin_wait(request)
 
     def admit_ready(self, monitor: EngineMonitor) -> None:
         """Read images and audio for a moment, and advance the requests whose waits are over.
@@ -105,6 +123,8 @@ class RequestIntake:
         Raises:
             EngineDead: the device is lost.
         """
+        while self._suspects and self._has_room_for_suspect:
+            self._release_suspect()
         for request, failure in self._images.run_slice():
             self._finish_wait(request, _media_phase(request), failure, monitor)
         for request, compiled, failure in self._grammars.take_ready():
@@ -112,11 +132,56 @@ class RequestIntake:
 
     def discard(self, request_id: str) -> bool:
         """Drop a request that has been aborted; false if it is not here."""
+        if self._suspects.pop(request_id, None) is not None:
+            return True
         return self._images.discard(request_id) or self._grammars.discard(request_id)
 
     def clear(self) -> list[str]:
         """Drop all requests and return their ids."""
-        return [*self._images.clear(), *self._grammars.clear()]
+        suspects = list(self._suspects)
+        self._suspects.clear()
+        return [*suspects, *self._images.clear(), *self._grammars.clear()]
+
+    @property
+    def _has_room_for_suspect(self) -> bool:
+        """Whether the work on another suspect may begin: no other is on its way to the queue."""
+        held = (request for request, _ in self.requests())
+        is_busy = any(each.is_suspect and each.id not in self._suspects for each in held)
+        return not is_busy and self._scheduler.has_room_for_suspect
+
+    def _release_suspect(self) -> None:
+        request = self._suspects.pop(next(iter(self._suspects)))
+        try:
+            self._begin_wait(request)
+        except EngineDead:
+            raise
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                logger.exception("request %s could not be queued", request.id)
+            self._scheduler.finish_unqueued(request.id, Failure.of(error))
+
+    def _begin_wait(self, request: Request) -> None:
+        """Queue a request as soon as it has what it needs. Raises as ``add`` does."""
+        if request.adapter is not None:
+            self._load_adapter(request, request.adapter)
+        if self._images.try_hold(request):
+            self._scheduler.report_waiting(request)
+            if request.sampling.grammar is not None:
+                self._compiler.compile(request.sampling.grammar)  # in parallel
+        else:
+            self._advance(request)
+        if request.id in self:
+            self._begin((request.id,), ())
+
+    def _load_adapter(self, request: Request, adapter: Adapter) -> None:
+        assert self._runner is not None
+        is_new = adapter.id not in self._adapters
+        if is_new:
+            self._begin((request.id,), ())
+        self._runner.load_adapter(adapter)
+        if is_new:
+            self._adapters.add(adapter.id)
+            self._begin((), (request.id,))
 
     def _finish_wait(
         self,
@@ -139,6 +204,8 @@ class RequestIntake:
             monitor.enter_phase(request, phase, "grammar" if waits else "queued", self._clock())
         if failure is not None:
             self._scheduler.finish_unqueued(request.id, failure)
+        elif request.id not in self:
+            self._begin((), (request.id,))
 
     def _advance(self, request: Request) -> None:
         """Advance a request that has nothing to read, or for which it has been read."""
@@ -154,6 +221,11 @@ class RequestIntake:
             return False
         end = max(each.start + each.num_tokens for each in request.media)
         return self._scheduler.has_computed(request.id, end)
+
+
+def _needs_work(request: Request) -> bool:
+    """Whether anything is done for a request before it is queued."""
+    return bool(request.media or request.adapter or request.sampling.grammar)
 
 
 def _media_phase(request: Request) -> PhaseKind:

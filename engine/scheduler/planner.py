@@ -74,6 +74,11 @@ class Planner:
                 self._speculator.skip(num_passes - 1)
         return step
 
+    @property
+    def has_room_for_suspect(self) -> bool:
+        """Whether a suspect that is not queued yet need not wait for others."""
+        return self._gate.has_room(self._state.sequences.values())
+
     def find_prefix(self, seq: Sequence) -> Prefix:
         """The cached prefix from which a sequence can continue."""
         prefix = self._state.pool.match(seq.chain, seq.token_ids, self._state.window)

@@ -258,6 +258,11 @@ class Scheduler:
         last = replay(plan, seqs, rows)
         return replay_from_start(last, seqs, self._step_tokens) if self._recurrent else [last]
 
+    @property
+    def has_room_for_suspect(self) -> bool:
+        """Whether another suspect may be added, which would be admitted at once; O(sequences)."""
+        return self._planner.has_room_for_suspect
+
     def preempted(self, plan: StepPlan) -> list[str]:
         """The sequences that the plan just made has preempted."""
         live = self._state.sequences

@@ -8,6 +8,8 @@ what their prompts take, and of *n* at most a fifth are under suspicion when the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.scheduler.sequence import Sequence, Status
 from engine.suspects import LEAST_PROGRESS, family_of
 
@@ -32,6 +34,12 @@ class SuspectGate:
         families = {family_of(other.request) for other in self._unproven}
         most = max(1, self._num_proven // _PROVEN_PER_PLACE)
         return len(families) < most or family_of(seq.request) in families
+
+    def has_room(self, live: Iterable[Sequence]) -> bool:
+        """Whether one more than the ``live`` sequences may be under suspicion."""
+        self._settle()
+        suspects = [seq for seq in live if seq.request.is_suspect and not _is_proven(seq)]
+        return len(suspects) < max(1, self._num_proven // _PROVEN_PER_PLACE)
 
     def note_admission(self, seq: Sequence) -> None:
         """Note that ``seq`` has been admitted."""

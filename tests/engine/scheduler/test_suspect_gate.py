@@ -6,8 +6,10 @@ from collections import Counter
 
 from msgspec import structs
 
+from engine.core import EngineCore
 from engine.suspects import LEAST_PROGRESS
-from engine.types import Request
+from engine.types import Adapter, Request, SamplingParams
+from tests.engine.fakes import FakeRunner, expected_output, make_config, make_info
 from tests.engine.scheduler.lives import Life
 from tests.engine.scheduler.test_scheduler import drain, make, request, run
 
@@ -75,3 +77,57 @@ class _AfterDeath(Life):
 def test_suspects_get_the_same_texts_and_all_of_them_end() -> None:
     for seed in range(150):
         _AfterDeath(seed).run()
+
+
+class _WithAdapters(FakeRunner):
+    def __init__(self) -> None:
+        super().__init__(make_info(64, 4, 200))
+        self.loaded: list[str] = []
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        self.loaded.append(adapter.name)
+
+
+def test_nothing_is_done_for_a_suspect_before_its_turn() -> None:
+    """Its adapter might be what kills engines; so might its grammar or its images."""
+    runner = _WithAdapters()
+    core = EngineCore(make_config(), runner)
+    told: list[tuple[list[str], list[str]]] = []
+    core.begin = lambda begun, ended: told.append((list(begun), list(ended)))
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    requests = [
+        Request(
+            id=name,
+            prompt_token_ids=(1, 2, number),
+            sampling=sampling,
+            adapter=Adapter(id=name, name=name, path=""),
+            is_suspect=True,
+        )
+        for number, name in enumerate("ab")
+    ]
+    for each in requests:
+        core.add(each)
+    assert (runner.loaded, told) == ([], [])
+    texts: dict[str, list[int]] = {"a": [], "b": []}
+    while core.has_work:
+        assert not core.idle_s
+        assert "b" not in runner.loaded or len(texts["a"]) >= LEAST_PROGRESS
+        output = core.step()
+        for id_, tokens in zip(output.ids, output.token_ids, strict=True):
+            texts[id_] += tokens
+    assert texts == {each.id: expected_output(each, 200)[0] for each in requests}
+    alone = [([name], []) if is_begun else ([], [name]) for name in "ab" for is_begun in (1, 0, 1)]
+    assert told == alone, "before and after its adapter is loaded, and before its first step"
+
+
+def test_a_suspect_that_waits_for_its_turn_can_be_aborted_and_can_fail() -> None:
+    core = EngineCore(make_config(), FakeRunner(make_info(64, 4, 200)))  # adapters are refused
+    for name in "abc":
+        adapter = Adapter(id=name, name=name, path="")
+        core.add(Request(id=name, prompt_token_ids=(1,), adapter=adapter, is_suspect=True))
+    core.abort("b")
+    ended: dict[str, str | None] = {}
+    while core.has_work:
+        output = core.step()
+        ended |= dict(zip(output.ids, output.finish_reasons, strict=True))
+    assert ended == {"a": "error", "b": "abort", "c": "error"}
