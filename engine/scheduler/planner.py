@@ -27,7 +27,7 @@ class _Blocked(NamedTuple):
     """The sequence that last lacked blocks at the head of the queue."""
 
     seq: Sequence
-    num_free: int  # blocks then
+    room: int  # blocks then, less those kept as spares
     missing: bytes | None  # digest of the block that its cached prefix lacked first, if any
     num_changes: int  # of the state then
 
@@ -280,7 +280,8 @@ class Planner:
             missing: bytes | None = None
             if looks_up and pool.snapshots is None:  # else a prefix ends at a snapshot
                 missing = pool.next_digest(seq.chain, seq.token_ids, prefix)
-            self._blocked = _Blocked(seq, pool.num_free, missing, state.num_changes)
+            room = pool.num_free - len(state.running)
+            self._blocked = _Blocked(seq, room, missing, state.num_changes)
             return short
         if looks_up and self._should_wait_for_prefix(seq, prefix):
             return _NOT_YET
@@ -325,11 +326,12 @@ class Planner:
     def _is_still_blocked(self, seq: Sequence) -> bool:
         """Whether the head of the queue lacks as many blocks as before, without another lookup.
 
-        It does not if blocks were freed, or if more of its prefix was computed for a sequence with
-        which it can share that.
+        It does not if blocks were freed, if fewer sequences keep a spare one, or if more of its
+        prefix was computed for a sequence with which it can share that.
         """
         pool, blocked = self._state.pool, self._blocked
-        if blocked is None or seq is not blocked.seq or pool.num_free > blocked.num_free:
+        room = pool.num_free - len(self._state.running)
+        if blocked is None or seq is not blocked.seq or room > blocked.room:
             return False
         if seq.num_preemptions and self._state.num_changes != blocked.num_changes:
             return False  # running prompts may need fewer blocks

@@ -377,3 +377,16 @@ def test_the_adapters_in_use_are_told() -> None:
     assert told() == ({"one"}, {"two"})
     drain(scheduler)
     assert told() == (set(), set())
+
+
+def test_room_that_comes_with_one_sequence_less_is_used_at_once() -> None:
+    """It frees no more blocks than others have taken since, but a spare one is not needed more."""
+    scheduler = make(num_blocks=20)
+    scheduler.add(request("leader", 16, 40))
+    scheduler.add(request("fork", 16, 12, fork_of="leader"))
+    for _ in range(5):
+        run(scheduler)
+    scheduler.add(request("waits", prompt=(7,) * 44))
+    while "fork" in scheduler.sequences:
+        run(scheduler)
+    assert "waits" in [row.id for row in run(scheduler)[0].rows]
