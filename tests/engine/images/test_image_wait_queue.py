@@ -183,6 +183,9 @@ def test_texts_are_those_alone(seed: int, overlap: bool) -> None:
             rig.core.add(left.pop())
         if rng.random() < 0.05:
             rig.core.abort(rng.choice(sorted(requests)))
+        if rig.core.idle_s:  # it is not stepped then
+            assert left, "it would wait for ever"
+            continue
         rig.step()
     assert not any(isinstance(end, Failure) for end in rig.ends.values())
     assert set(rig.ends) == set(requests)
