@@ -32,7 +32,7 @@ from collections.abc import Iterable, Set
 from collections.abc import Sequence as List
 
 from engine.plan_rows import PlanRows
-from engine.scheduler.policy import Shortage
+from engine.scheduler.policy import Shortage, unfinished_prompts
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.waiting import SequenceQueue, WaitingQueue
 
@@ -78,20 +78,20 @@ class FairPolicy:
         """Charge for tokens sampled beyond the first, such as accepted drafts."""
         self._counters[seq.request.tenant] += num_tokens * _OUTPUT_TOKEN / seq.request.weight
 
-    def ranked_after(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
-        """Sequences with a prompt to compute whose tenants have received no less."""
-        tenant = head.request.tenant
-        least = self._counters[tenant]
-        return sorted(
-            (
-                seq
-                for seq in running
-                if seq.num_tokens - seq.num_computed > 1
-                and seq.request.tenant != tenant
-                and self._counters[seq.request.tenant] >= least
-            ),
-            key=self.rank,
-        )
+    def ranked_prompts(self, running: Iterable[Sequence], head: Sequence | None) -> list[Sequence]:
+        """Those of the tenants that have received least first, and each tenant's by priority."""
+        prompts = unfinished_prompts(running)
+        kinds = {(seq.request.tenant, seq.request.priority) for seq in prompts}
+        if head is not None:
+            kinds.add((head.request.tenant, head.request.priority))
+        return sorted(prompts, key=self.rank) if len(kinds) > 1 else []
+
+    def precedes(self, head: Sequence, seq: Sequence) -> bool:
+        """Whether the other's tenant has received no less; of one tenant, by priority."""
+        own, other = head.request, seq.request
+        if own.tenant == other.tenant:
+            return own.priority < other.priority
+        return self._counters[other.tenant] >= self._counters[own.tenant]
 
     def should_throttle_prompt(self, seq: Sequence) -> bool:
         """Whether its tenant has a backlog and a recent tenant has received less."""

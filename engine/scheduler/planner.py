@@ -108,10 +108,10 @@ class Planner:
         if state.num_background:
             background = [seq for seq in first if seq.request.background]
             first = [seq for seq in first if not seq.request.background]
-        late: list[Sequence] = []
         head = state.waiting.head()
-        if head is not None and not head.request.background:
-            late = state.policy.ranked_after(first, head)
+        if head is not None and head.request.background:
+            head = None
+        late = state.policy.ranked_prompts(first, head)
         if late:
             ids = {seq.id for seq in late}
             first = [seq for seq in first if seq.id not in ids]
@@ -121,7 +121,7 @@ class Planner:
         """Whether ``head``, which waits, is served before ``seq``, which runs."""
         if head.request.background or seq.request.background:
             return not head.request.background
-        return bool(self._state.policy.ranked_after([seq], head))
+        return self._state.policy.precedes(head, seq)
 
     # ------------------------------------------------------------ running sequences
 

@@ -52,8 +52,16 @@ class Policy(Protocol):
         """Account for ``num_tokens`` that a step gave ``seq`` beyond what it was charged for."""
         ...
 
-    def ranked_after(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
-        """Those of ``running`` that come after ``head`` in a step, though equally urgent."""
+    def ranked_prompts(self, running: Iterable[Sequence], head: Sequence | None) -> list[Sequence]:
+        """Those of ``running`` with a prompt to compute, in the order in which a step serves them.
+
+        ``head`` is the next to be admitted, if it is equally urgent. Empty if they are served in
+        the order of admission, before any newcomer.
+        """
+        ...
+
+    def precedes(self, head: Sequence, seq: Sequence) -> bool:
+        """Whether ``head``, which waits, is served before ``seq``, a ranked prompt."""
         ...
 
     def should_throttle_prompt(self, seq: Sequence) -> bool:
@@ -97,9 +105,13 @@ class KeyPolicy:
     def charge_extra(self, seq: Sequence, num_tokens: int) -> None:
         """Do nothing."""
 
-    def ranked_after(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
+    def ranked_prompts(self, running: Iterable[Sequence], head: Sequence | None) -> list[Sequence]:
         """Nothing: running sequences always come first."""
         return []
+
+    def precedes(self, head: Sequence, seq: Sequence) -> bool:
+        """False, as above."""
+        return False
 
     def should_throttle_prompt(self, seq: Sequence) -> bool:
         """Never."""
@@ -115,6 +127,30 @@ class KeyPolicy:
     ) -> Sequence | None:
         """None: running sequences are not displaced."""
         return None
+
+
+class PriorityPolicy(KeyPolicy):
+    """By priority. A long prompt in progress does not delay those of higher priority."""
+
+    def __init__(self) -> None:
+        super().__init__(priority)
+
+    def ranked_prompts(self, running: Iterable[Sequence], head: Sequence | None) -> list[Sequence]:
+        """By priority, if they or the head differ in it."""
+        prompts = unfinished_prompts(running)
+        priorities = {seq.request.priority for seq in prompts}
+        if head is not None:
+            priorities.add(head.request.priority)
+        return sorted(prompts, key=self.rank) if len(priorities) > 1 else []
+
+    def precedes(self, head: Sequence, seq: Sequence) -> bool:
+        """Whether its priority is higher."""
+        return head.request.priority < seq.request.priority
+
+
+def unfinished_prompts(running: Iterable[Sequence]) -> list[Sequence]:
+    """The sequences that have several tokens to compute."""
+    return [s for s in running if len(s.token_ids) + s.num_pending - s.num_computed > 1]
 
 
 def first_come_first_served(seq: Sequence) -> tuple[float, ...]:
@@ -145,7 +181,7 @@ def make_policy(
 
     makers: dict[PolicyName, Callable[[], Policy]] = {
         "fcfs": lambda: KeyPolicy(first_come_first_served),
-        "priority": lambda: KeyPolicy(priority),
+        "priority": PriorityPolicy,
         "sjf": lambda: KeyPolicy(shortest_job_first),
         "fair": FairPolicy,
         "lpm": lambda: LongestPrefixPolicy(num_cached, num_changes),

@@ -293,3 +293,31 @@ def test_who_made_room_for_a_long_prompt_does_not_return_before_there_is_room_fo
         pass
     assert "late" not in scheduler.sequences
     assert scheduler.stats().num_preemptions == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "tenant"), [("fair", "u"), ("fair", "t"), ("priority", "t"), ("priority", "u")]
+)
+def test_a_long_prompt_in_progress_does_not_delay_one_of_several_steps(
+    policy: str, tenant: str
+) -> None:
+    """Of a tenant that has received less, or of higher priority."""
+    scheduler = make(num_blocks=800, max_len=3000, policy=policy, max_num_batched_tokens=64)
+    scheduler.add(request("long", 2000, tenant="t", priority=1))
+    run(scheduler)
+    scheduler.add(request("short", prompt=(1,) * 200, tenant=tenant))
+    lengths = [{row.id: len(row.token_ids) for row in run(scheduler)[0].rows} for _ in range(5)]
+    assert lengths == [*[{"short": 64}] * 3, {"short": 8, "long": 56}, {"short": 1, "long": 63}]
+
+
+def test_under_priority_a_long_prompt_is_continued_before_others_that_are_no_more_urgent() -> None:
+    scheduler = make(num_blocks=800, max_len=3000, policy="priority", max_num_batched_tokens=64)
+    scheduler.add(request("long", 300, priority=1))
+    run(scheduler)
+    for name, priority in (("equal", 1), ("later", 2)):
+        scheduler.add(request(name, prompt=(1, priority) * 30, priority=priority))
+    rows = [run(scheduler)[0].rows for _ in range(4)]
+    assert [[row.id for row in step] for step in rows] == [
+        *[["long"]] * 3,
+        ["long", "equal"],
+    ]
