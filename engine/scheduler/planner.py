@@ -11,7 +11,7 @@ from engine.plan_rows import PlanRows, ScheduledRow
 from engine.scheduler import snapshots
 from engine.scheduler.drafts import plan_drafts
 from engine.scheduler.passes import plan_passes
-from engine.scheduler.policy import Shortage
+from engine.scheduler.policy import Shortage, unfinished_prompts
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
@@ -160,7 +160,7 @@ class Planner:
                 num_decoded += 1
             elif end > start and not (pending and end >= seq.max_num_tokens):  # last is pending
                 step.budget = budget
-                self._plan_chunk(step, seq, len(running) - 1 - running.index(seq))
+                self._plan_chunk(step, seq, running[running.index(seq) + 1 :])
                 budget = step.budget
         step.budget = budget
         step.decode_slots -= num_decoded
@@ -175,11 +175,11 @@ class Planner:
         self._state.num_wasted += pool.block_size
         return True
 
-    def _plan_chunk(self, step: StepBuilder, seq: Sequence, num_behind: int) -> None:
+    def _plan_chunk(self, step: StepBuilder, seq: Sequence, behind: list[Sequence]) -> None:
         """Plan a running sequence that needs blocks or has several tokens to compute.
 
-        A prompt leaves a token of the step to each of ``num_behind`` sequences that come after it:
-        those that decode would otherwise stand still until it is computed.
+        A prompt leaves a token to each sequence ``behind`` it that decodes, and that would
+        otherwise stand still until it is computed.
         """
         pool = self._state.pool
         while seq.status is Status.RUNNING:  # it may be preempted below
@@ -189,7 +189,8 @@ class Planner:
             if not room:
                 return
             if is_prompt:
-                room = min(room, max(1, step.budget - num_behind))
+                num_decoding = len(behind) - len(unfinished_prompts(behind))
+                room = min(room, max(1, step.budget - num_decoding))
             end = snapshots.chunk_end(pool, seq, min(seq.num_tokens, seq.num_computed + room))
             end = seq.adjust_chunk_end(end)
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:

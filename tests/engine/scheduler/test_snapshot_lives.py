@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.config import SchedulerConfig
 from engine.kv_cache.pool import BlockPool
 from engine.kv_cache.snapshots import SnapshotPool
-from engine.scheduler import planner, results, snapshots
+from engine.scheduler import Scheduler, planner, results, snapshots
 from engine.scheduler.step import StepBuilder
 from engine.types import StateCopy
 from tests.engine.fakes import FakeRunner
 from tests.engine.scheduler.lives import BrokenContract, Life
+from tests.engine.scheduler.test_scheduler import request, run
 from tests.engine.stateful_fakes import _Stateful
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -86,15 +88,6 @@ def what_makes_room_keeps_its_name(patch: pytest.MonkeyPatch) -> None:
         return next(iter(self._line_of.values()), None)
 
     patch.setattr(SnapshotPool, "_next_line", next_line)
-
-
-@planted
-def a_line_is_lost_with_its_step(patch: pytest.MonkeyPatch) -> None:
-    def forget(self: SnapshotPool, lines) -> None:
-        for line in lines:
-            del self._pending[line]
-
-    patch.setattr(SnapshotPool, "cancel", forget)
 
 
 @planted
@@ -218,3 +211,20 @@ def test_the_longest_prefix_with_a_snapshot_is_found() -> None:
     pool.clear()
     assert pool.longest_prefix(text, 4) == 0
     assert pool.check() == []
+
+
+def test_a_line_comes_back_with_a_step_that_is_not_run() -> None:
+    """A prompt's chunk is planned with its snapshot, and preempted for a text behind it."""
+    pool = BlockPool(6, 4, snapshots=SnapshotPool(3))
+    config = SchedulerConfig(policy="sjf", max_num_batched_tokens=6)
+    scheduler = Scheduler(config, pool, max_model_len=24, recurrent=True)
+    scheduler.add(request("prompt", 21, 3))
+    run(scheduler)
+    scheduler.add(request("text", prompt=(1, 2), max_tokens=4))
+    plans = [run(scheduler)[0] for _ in range(4)]
+    assert [bool(plan.saves) for plan in plans] == [True, True, True, False]
+    assert plans[-1].removed == ("prompt",)
+    while scheduler.has_work:
+        assert pool.check(scheduler.tables) == []
+        run(scheduler)
+    assert pool.check([]) == []
