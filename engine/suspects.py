@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 # Engines that may die in a row with a request that makes no progress in between; with the next one
 # it is failed. That is one death before the engine would be given up (``engine/supervisor.py``).
 MAX_FRUITLESS = 1
-# Tokens. Some requests do not kill an engine at once: these go on for a step or a few.
-LEAST_PROGRESS = 16
+# Tokens. Most requests that kill do so where they did before, at once, and some go on for a few
+# steps. With more, streams would stand still for longer after a death that is nobody's fault.
+LEAST_PROGRESS = 4
 
 Family = tuple[tuple[int, ...], tuple[bytes, ...]]
 

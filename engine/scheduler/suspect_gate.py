@@ -2,7 +2,7 @@
 
 The first are admitted alone, each when the one before has made some progress. The more have, the
 less likely it is that any is to blame (the engine may have died of something else), and the more
-are admitted at once. With *n* suspects this takes about ``16 * (8 + 4 log2(n / 8))`` steps beyond
+are admitted at once. With *n* suspects this takes about ``4 * (8 + 4 log2(n / 8))`` steps beyond
 what their prompts take, and of *n* at most a fifth are under suspicion when the engine dies again.
 """
 
