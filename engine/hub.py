@@ -210,31 +210,45 @@ class ClientHub:
             self._put(ControlCall(message, answer))
             return
         if isinstance(message, Submit):
+            self._disconnect_earlier(client, message)
             with client.lock:  # else it could be added after its client's requests were aborted
                 if client.is_disconnected:
                     return
                 with self._owners_lock:
                     self._owners.update((request.id, client) for request in message.requests)
-                self._put(message)
+                    self._put(message)
         elif isinstance(message, Abort):
             self._put(message)
         else:
             raise FrameError(f"{type(message).__name__} is not a client's to send")
 
+    def _disconnect_earlier(self, client: _Client, message: Submit) -> None:
+        """Disconnect who has asked for the same requests: ``client`` itself, before it came back.
+
+        The end of its earlier connection may not have been noticed yet.
+        """
+        with self._owners_lock:
+            owners = {self._owners.get(request.id, client) for request in message.requests}
+        for owner in owners - {client}:
+            self._disconnect(owner)
+
     def _disconnect(self, client: _Client) -> None:
-        """Abort a client's requests and end its thread. Idempotent, from any thread."""
+        """Abort a client's requests and end its thread. Idempotent, from any thread.
+
+        When it returns, and when a request has no owner any more, the engine has been told.
+        """
         with client.lock:
             if client.is_disconnected:
                 return
             client.is_disconnected = True
-        if client in self._clients:
-            self._clients.remove(client)
-        with self._owners_lock:
-            ids = tuple(id_ for id_, owner in self._owners.items() if owner is client)
-            for request_id in ids:
-                del self._owners[request_id]
-            self._ending.update(ids)
-        self._put(Abort(ids))
+            if client in self._clients:
+                self._clients.remove(client)
+            with self._owners_lock:
+                ids = tuple(id_ for id_, owner in self._owners.items() if owner is client)
+                for request_id in ids:
+                    del self._owners[request_id]
+                self._ending.update(ids)
+                self._put(Abort(ids))
         with contextlib.suppress(OSError):  # it has disconnected itself
             client.connection.shutdown(socket.SHUT_RDWR)
 

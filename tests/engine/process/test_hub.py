@@ -135,6 +135,34 @@ def test_who_comes_back_is_told_of_its_new_requests_alone(tmp_path: Path) -> Non
     listener.close()
 
 
+def test_who_comes_back_before_its_loss_is_noticed_has_its_earlier_requests_aborted(
+    tmp_path: Path,
+) -> None:
+    """Else the engine would refuse ids that are in use, and the streams would fail."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "engine"))
+    listener.listen()
+    commands: queue.Queue[Submit | Abort | ControlCall] = queue.Queue()
+    hub = ClientHub(listener, make_info(8, 4, 20))
+    hub.start(commands.put)
+    submit = Submit(tuple(Request(id=id_, prompt_token_ids=(1,)) for id_ in "ab"))
+    earlier, client = Client(tmp_path / "engine"), Client(tmp_path / "engine")
+    earlier.socket.sendall(encode(submit))
+    assert commands.get(timeout=LIMIT_S) == submit
+    again = Submit((submit.requests[1],))
+    client.socket.sendall(encode(again))
+    aborted = commands.get(timeout=LIMIT_S)
+    assert isinstance(aborted, Abort)
+    assert sorted(aborted.ids) == ["a", "b"]
+    assert commands.get(timeout=LIMIT_S) == again
+    assert earlier.socket.recv(1) == b""
+    hub.emit(output(("a", (), "abort"), ("b", (), "abort"), ("b", (4,), "length")))
+    assert client.rows(1) == [("b", (4,), "length")]
+    for each in (earlier, client):
+        each.socket.close()
+    listener.close()
+
+
 def test_each_client_is_told_which_of_its_own_requests_are_begun(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "engine"))
