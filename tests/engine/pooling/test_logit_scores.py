@@ -16,7 +16,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine import LLM
+from engine import LLM, SamplingParams
 from engine.errors import ContextLengthExceeded, InvalidParameter, ModelLoadError, TemplateError
 from engine.models.checkpoint import read_config
 from engine.pooling import PoolingParams
@@ -109,7 +109,10 @@ def test_pairs_are_judged_in_the_models_template(tmp_path: Path, log_odds: Any) 
         logits = [log_odds(prompt_ids(document)) for document in DOCUMENTS[:2]]
         assert scores == pytest.approx([1 / (1 + math.exp(-x)) for x in logits], abs=1e-4)
         # Such a model is a language model still.
-        assert llm.generate("Hello", use_tqdm=False)[0].outputs[0].text
+        (told,) = llm.generate(
+            "Hello", SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False
+        )
+        assert len(told.outputs[0].token_ids) == 4
         # A document cannot end its message.
         (spelt,) = llm.score(QUERY, DOCUMENTS[2:])
         broken = 1 / (1 + math.exp(-log_odds(prompt_ids(DOCUMENTS[2]))))
