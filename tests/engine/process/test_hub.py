@@ -89,6 +89,19 @@ class Client:
         return rows
 
 
+def start_hub(
+    directory: Path,
+) -> tuple[socket.socket, ClientHub, queue.Queue[Submit | Abort | ControlCall]]:
+    """A hub at ``directory / "engine"``, its listener, and the commands that it passes on."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(directory / "engine"))
+    listener.listen()
+    commands: queue.Queue[Submit | Abort | ControlCall] = queue.Queue()
+    hub = ClientHub(listener, make_info(8, 4, 20))
+    hub.start(commands.put)
+    return listener, hub, commands
+
+
 def output(*rows: Row) -> EngineOutput:
     ids, token_ids, reasons = zip(*rows, strict=True)
     return EngineOutput(ids=ids, token_ids=token_ids, finish_reasons=reasons)
@@ -96,12 +109,7 @@ def output(*rows: Row) -> EngineOutput:
 
 def test_who_comes_back_is_told_of_its_new_requests_alone(tmp_path: Path) -> None:
     """It asks again under the same ids while the engine is still in a step with the old ones."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "engine"))
-    listener.listen()
-    commands: queue.Queue[Submit | Abort | ControlCall] = queue.Queue()
-    hub = ClientHub(listener, make_info(8, 4, 20))
-    hub.start(commands.put)
+    listener, hub, commands = start_hub(tmp_path)
     submit = Submit(tuple(Request(id=id_, prompt_token_ids=(1,)) for id_ in "ab"))
 
     for _ in range(2):  # it is lost twice before the engine has told of any end
@@ -139,12 +147,7 @@ def test_who_comes_back_before_its_loss_is_noticed_has_its_earlier_requests_abor
     tmp_path: Path,
 ) -> None:
     """Else the engine would refuse ids that are in use, and the streams would fail."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "engine"))
-    listener.listen()
-    commands: queue.Queue[Submit | Abort | ControlCall] = queue.Queue()
-    hub = ClientHub(listener, make_info(8, 4, 20))
-    hub.start(commands.put)
+    listener, hub, commands = start_hub(tmp_path)
     submit = Submit(tuple(Request(id=id_, prompt_token_ids=(1,)) for id_ in "ab"))
     earlier, client = Client(tmp_path / "engine"), Client(tmp_path / "engine")
     earlier.socket.sendall(encode(submit))
@@ -164,12 +167,7 @@ def test_who_comes_back_before_its_loss_is_noticed_has_its_earlier_requests_abor
 
 
 def test_each_client_is_told_which_of_its_own_requests_are_begun(tmp_path: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "engine"))
-    listener.listen()
-    commands: queue.Queue[Submit | Abort | ControlCall] = queue.Queue()
-    hub = ClientHub(listener, make_info(8, 4, 20))
-    hub.start(commands.put)
+    listener, hub, commands = start_hub(tmp_path)
     clients = [Client(tmp_path / "engine") for _ in range(2)]
     for client, names in zip(clients, ("ab", "c"), strict=True):
         submit = Submit(tuple(Request(id=id_, prompt_token_ids=(1,)) for id_ in names))
