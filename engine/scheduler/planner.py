@@ -160,7 +160,7 @@ class Planner:
                 num_decoded += 1
             elif end > start and not (pending and end >= seq.max_num_tokens):  # last is pending
                 step.budget = budget
-                self._plan_chunk(step, seq, running[running.index(seq) + 1 :])
+                self._plan_chunk(step, seq, running)
                 budget = step.budget
         step.budget = budget
         step.decode_slots -= num_decoded
@@ -175,11 +175,11 @@ class Planner:
         self._state.num_wasted += pool.block_size
         return True
 
-    def _plan_chunk(self, step: StepBuilder, seq: Sequence, behind: list[Sequence]) -> None:
+    def _plan_chunk(self, step: StepBuilder, seq: Sequence, running: list[Sequence]) -> None:
         """Plan a running sequence that needs blocks or has several tokens to compute.
 
-        A prompt leaves a token to each sequence ``behind`` it that decodes, and that would
-        otherwise stand still until it is computed.
+        A prompt leaves a token to each sequence behind it in ``running`` that decodes, and that
+        would otherwise stand still until it is computed.
         """
         pool = self._state.pool
         while seq.status is Status.RUNNING:  # it may be preempted below
@@ -189,6 +189,7 @@ class Planner:
             if not room:
                 return
             if is_prompt:
+                behind = running[running.index(seq) + 1 :]
                 num_decoding = len(behind) - len(unfinished_prompts(behind))
                 room = min(room, max(1, step.budget - num_decoding))
             end = snapshots.chunk_end(pool, seq, min(seq.num_tokens, seq.num_computed + room))
