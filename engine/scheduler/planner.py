@@ -178,8 +178,7 @@ class Planner:
     def _plan_chunk(self, step: StepBuilder, seq: Sequence, running: list[Sequence]) -> None:
         """Plan a running sequence that needs blocks or has several tokens to compute.
 
-        A prompt leaves a token to each sequence behind it in ``running`` that decodes, and that
-        would otherwise stand still until it is computed.
+        A prompt leaves a token to each sequence behind it in ``running`` that decodes.
         """
         pool = self._state.pool
         while seq.status is Status.RUNNING:  # it may be preempted below
@@ -190,8 +189,8 @@ class Planner:
                 return
             if is_prompt:
                 behind = running[running.index(seq) + 1 :]
-                num_decoding = len(behind) - len(unfinished_prompts(behind))
-                room = min(room, max(1, step.budget - num_decoding))
+                num_prompts = len(unfinished_prompts(behind))
+                room = min(room, max(1, step.budget - len(behind) + num_prompts))
             end = snapshots.chunk_end(pool, seq, min(seq.num_tokens, seq.num_computed + room))
             end = seq.adjust_chunk_end(end)
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:
