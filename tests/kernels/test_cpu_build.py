@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -87,6 +89,26 @@ def test_the_kind_of_a_processor(
     assert target.name == name
     others = [other for other in build._TARGETS if other is not target]
     assert build._library_name(target) not in {build._library_name(other) for other in others}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [target for target in build._TARGETS if target.machine == platform.machine()],
+    ids=lambda target: target.name,
+)
+def test_the_tiles_compile_for_every_kind_of_processor(target: build._Target) -> None:
+    # An image brings the libraries of all of them along, and most are not used on this machine.
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no compiler")
+    done = subprocess.run(
+        (compiler, *build._flags(target), "-fsyntax-only", "-x", "c++", "-"),
+        input="\n".join(f'#include "{name}.h"' for name in ("dense", "int8", "int4", "codes")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,9 @@ def compile_into(folder: Path, target: _Target) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         sources = _sources(target, ".cpp")
         objects = [f"{scratch}/{source.stem}.o" for source in sources]
-        includes = (f"-I{folder}" for folder in (_HERE, *map(_HERE.joinpath, target.folders)))
-        flags = (*_FLAGS, *target.flags, *includes)
         _run(
             [
-                (compiler, *flags, "-c", str(source), "-o", compiled)
+                (compiler, *_flags(target), "-c", str(source), "-o", compiled)
                 for source, compiled in zip(sources, objects, strict=True)
             ]
         )
@@ -171,6 +169,11 @@ def cache_dir() -> Path:
     """Return this user's folder of builds."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "quire"
+
+
+def _flags(target: _Target) -> tuple[str, ...]:
+    folders = (_HERE, *map(_HERE.joinpath, target.folders))
+    return (*_FLAGS, *target.flags, *(f"-I{folder}" for folder in folders))
 
 
 def _find(target: _Target) -> Path | None:

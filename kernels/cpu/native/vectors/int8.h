@@ -43,6 +43,9 @@ inline void int8_tile(const uint8_t* codes, int64_t stride, const int8_t* panel,
       std::memcpy(sums + r * PANEL + v * WIDTH, &totals[r][v], REGISTER_BYTES);
 }
 
+// As avx2.h has it. Where codes are read as they lie, it is named below but never called.
+int32_t lay_fours(const uint8_t* codes, int64_t count, uint8_t* laid);
+
 // Rows of codes as `Four` reads them. A thread lays out those of a part for all its panels.
 class RowsOfFours {
  public:
