@@ -25,9 +25,8 @@ PRODUCTS = {
     "avx2": re.compile(r"vfmadd\d+ps|vpmaddubsw"),
     "avx2-vnni": re.compile(r"vfmadd\d+ps|vpdpbusd"),
 }
-# Without AVX-512: dense and int8 products and those of prompt attention; a group of int4 has more
-# sums than fit sixteen registers.
-PRODUCT_OF = re.compile(r"quire_dense|quire_int8|multiply_tile")
+# Without AVX-512: the tiles of linear layers, and those of prompt attention.
+PRODUCT_OF = re.compile(r"DenseProducts|Int8Products|Int4Rows|multiply_tile")
 STORE_TO_STACK = re.compile(r"vmov\w+ +%[yz]mm\d+,.*\(%r[sb]p")
 
 

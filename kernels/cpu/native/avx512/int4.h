@@ -26,7 +26,7 @@ void int4_tile(const int8_t* codes, const RoundedGroup* told, const Int4Weight& 
   for (int64_t g = 0; g < groups; ++g, scales += PANEL) {
     __m512i sums[ROWS][2];
     for (int r = 0; r < ROWS; ++r)
-      sums[r][0] = sums[r][1] = _mm512_set1_epi32(-told[r * groups + g].excess);
+      sums[r][0] = sums[r][1] = _mm512_set1_epi32(told[r * groups + g].start);
     for (int64_t k = 0; k < INT4_GROUP; k += WORD_INPUTS, words += PANEL) {
       for (int half = 0; half < 2; ++half) {
         const __m512i word = _mm512_loadu_si512(words + 16 * half);

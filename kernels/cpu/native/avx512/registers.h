@@ -46,4 +46,7 @@ inline float from_half(uint16_t half) {
   return _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(half))));
 }
 
+// What sums of a group of int4 begin with that would be too large by `excess`.
+inline int32_t group_start(int32_t excess) { return -excess; }
+
 }  // namespace quire

@@ -8,6 +8,7 @@
 // shifted, are bytes of its inputs in the order 0 4 1 5 2 6 3 7: so lie the activations' codes too.
 #pragma once
 
+#include "parallel.h"
 #include "registers.h"
 #include "results.h"
 #include "simd.h"
@@ -18,7 +19,7 @@ namespace quire {
 // How a group of a row was rounded.
 struct RoundedGroup {
   float step;
-  int32_t excess;  // what the group's sum is too large by where levels count from 0, not from -8
+  int32_t start;  // of its sums: what makes up for levels that count from 0, not from -8
 };
 
 // Rounds 32 values to codes. A group that is not finite has such a step, so that the results of its
@@ -39,7 +40,7 @@ inline RoundedGroup round_group(const bf16* x, int8_t* codes) {
     total += rounded;
   }
   const auto excess = 8 * static_cast<int32_t>(sum(to_floats(total)));
-  return {most / 127.0f + taint, excess};
+  return {most / 127.0f + taint, group_start(excess)};
 }
 
 // A caller's few rows, x[rows][inputs], rounded in groups.
@@ -47,8 +48,10 @@ class Int4Rows {
  public:
   Int4Rows(const bf16* x, int64_t rows, int64_t inputs)
       : codes_(rows * inputs), told_(rows * inputs / INT4_GROUP) {
-    for (int64_t g = 0; g < rows * inputs / INT4_GROUP; ++g)
-      told_.get()[g] = round_group(x + g * INT4_GROUP, codes_.get() + g * INT4_GROUP);
+    parallel_rows(rows * inputs / INT4_GROUP, 512, [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g)
+        told_.get()[g] = round_group(x + g * INT4_GROUP, codes_.get() + g * INT4_GROUP);
+    });
   }
 
   const int8_t* codes() const { return codes_.get(); }

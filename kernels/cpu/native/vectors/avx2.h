@@ -98,14 +98,18 @@ class Four {
 // Sums over a group of 32 inputs: levels 0 to 15 of the weights by codes -127 to 127.
 class GroupSum {
  public:
+  void begin(int32_t start) { sums_ = _mm256_set1_epi32(start); }
   void add(Whole levels, __m256i codes) {
     sums_ = _mm256_dpbusd_avx_epi32(sums_, (__m256i)levels, codes);
   }
   Whole total() const { return (Whole)sums_; }
 
  private:
-  __m256i sums_ = _mm256_setzero_si256();
+  __m256i sums_;
 };
+
+// What sums begin with that would be too large by `excess`.
+inline int32_t group_start(int32_t excess) { return -excess; }
 
 #else
 
@@ -150,17 +154,23 @@ inline int32_t lay_fours(const uint8_t* codes, int64_t count, uint8_t* laid) {
   return static_cast<int32_t>(_mm_cvtsi128_si64(halves) + _mm_extract_epi64(halves, 1));
 }
 
-// Sixteen products of 15 * 127 at most have room in 16 bits.
+// Two sums of 16 bits a lane, which begin with -excess and 0. They may wrap around on the way, but in
+// the end neither is larger than 2 * 16 * 8 * 127: its products by levels of -8 to 7, and the other's
+// part of the excess.
 class GroupSum {
  public:
+  void begin(int32_t start) { sums_ = _mm256_set1_epi32(start); }
   void add(Whole levels, __m256i codes) {
     sums_ = _mm256_add_epi16(sums_, _mm256_maddubs_epi16((__m256i)levels, codes));
+    __asm__("" : "+x"(sums_));  // now: GCC would rather keep products, until registers run out
   }
   Whole total() const { return (Whole)_mm256_madd_epi16(sums_, _mm256_set1_epi16(1)); }
 
  private:
-  __m256i sums_ = _mm256_setzero_si256();
+  __m256i sums_;
 };
+
+inline int32_t group_start(int32_t excess) { return static_cast<uint16_t>(-excess); }
 
 #endif
 

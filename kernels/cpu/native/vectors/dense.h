@@ -37,7 +37,7 @@ inline void dense_tile(const float* x, int64_t x_stride, const bf16* panel, int6
       for (int64_t v = 0; v < VECTORS; ++v) totals[r][v] += x[r * x_stride + k] * weights[v];
   };
   for (int64_t k = 0; k < count; k += 2, panel += 2 * PANEL) {
-    if constexpr (OUTPUTS < PANEL) fetch_ahead(panel);
+    if constexpr (OUTPUTS < PANEL) fetch_ahead(panel, DENSE_PIECE * PANEL * 2);
     multiply(k, [](Bits pairs) { return pairs << 16; });
     multiply(k + 1, [](Bits pairs) { return pairs & 0xFFFF0000; });
   }

@@ -7,7 +7,7 @@
 namespace quire {
 
 constexpr int64_t INT4_ROWS = 4;      // rows of a tile
-constexpr int64_t INT4_VECTORS = 4;   // whose sums of a group stay in registers, and those of all
+constexpr int64_t INT4_SUMS = 8;      // of a group, that stay in registers
 constexpr int64_t INT4_PIECE = 1024;  // inputs of a panel in half of the first-level cache
 
 // sums[ROWS][VECTORS * WIDTH of 32] += the groups at `codes` and `told` by part of a panel. `words`
@@ -24,28 +24,38 @@ inline void int4_tile(const int8_t* codes, const RoundedGroup* told, int64_t inp
       totals[r][v] = load_as<Vector>(sums + r * PANEL + v * WIDTH);
   for (int64_t g = 0; g < num_groups; ++g, scales += PANEL) {
     GroupSum parts[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int64_t v = 0; v < VECTORS; ++v)
+        parts[r][v].begin(told[r * (inputs / INT4_GROUP) + g].start);
 #pragma GCC unroll 4
     for (int64_t k = 0; k < INT4_GROUP; k += WORD_INPUTS, words += PANEL) {
+      if constexpr (VECTORS * WIDTH < PANEL) fetch_ahead(words, INT4_PIECE * PANEL / 2);
+      const int8_t* own = codes + g * INT4_GROUP + k;
+      // What `pick` makes of words, by four codes of each row.
+      const auto add = [&](int64_t at, auto pick) __attribute__((always_inline)) {
+        Whole levels[VECTORS];
 #pragma GCC unroll 8
-      for (int64_t v = 0; v < VECTORS; ++v) {
-        const Bits word = load_as<Bits>(words + v * WIDTH);
-        const Whole early = (Whole)(word & 0x0F0F0F0F), late = (Whole)(word >> 4 & 0x0F0F0F0F);
+        for (int64_t v = 0; v < VECTORS; ++v)
+          levels[v] = (Whole)(pick(load_as<Bits>(words + v * WIDTH)) & 0x0F0F0F0F);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
-          const int8_t* own = codes + r * inputs + g * INT4_GROUP + k;
-          parts[r][v].add(early, broadcast_four(own));
-          parts[r][v].add(late, broadcast_four(own + 4));
+          const auto four = broadcast_four(own + r * inputs + at);
+#pragma GCC unroll 8
+          for (int64_t v = 0; v < VECTORS; ++v) parts[r][v].add(levels[v], four);
         }
-      }
+      };
+      add(0, [](Bits word) { return word; });
+      add(4, [](Bits word) { return word >> 4; });
     }
 #pragma GCC unroll 8
     for (int64_t v = 0; v < VECTORS; ++v) {
       const Vector scale = load_halves(scales + v * WIDTH);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
-        const RoundedGroup& group = told[r * (inputs / INT4_GROUP) + g];
-        const Whole exact = parts[r][v].total() - group.excess;
-        totals[r][v] += __builtin_convertvector(exact, Vector) * (scale * group.step);
+        const float step = told[r * (inputs / INT4_GROUP) + g].step;
+        totals[r][v] += __builtin_convertvector(parts[r][v].total(), Vector) * (scale * step);
       }
     }
   }
@@ -66,7 +76,7 @@ void multiply_panel(const Int4Rows& rows, int64_t begin, int64_t end, const Int4
   for_tiles(begin, end, INT4_ROWS, [&](int64_t row, int64_t count) {
     alignas(64) float sums[INT4_ROWS * PANEL] = {};
     with_rows<INT4_ROWS>(count, [&]<int ROWS>() {
-      constexpr int64_t VECTORS = std::min(PANEL / WIDTH, std::max<int64_t>(INT4_VECTORS / ROWS, 1));
+      constexpr int64_t VECTORS = std::min(PANEL / WIDTH, INT4_SUMS / ROWS);
       for_pieces<VECTORS * WIDTH>(inputs, INT4_PIECE, [&](int64_t k, int64_t some, int64_t n) {
         int4_tile<ROWS, VECTORS>(rows.codes() + row * inputs + k,
                                  rows.told() + row * groups + k / INT4_GROUP, inputs,

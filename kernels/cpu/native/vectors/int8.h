@@ -25,7 +25,7 @@ inline void int8_tile(const uint8_t* codes, int64_t stride, const int8_t* panel,
     for (int64_t v = 0; v < VECTORS; ++v)
       totals[r][v] = load_as<Whole>(sums + r * PANEL + v * WIDTH);
   for (int64_t k = 0; k < count; k += 4, panel += 4 * PANEL) {
-    if constexpr (OUTPUTS < PANEL) fetch_ahead(panel);
+    if constexpr (OUTPUTS < PANEL) fetch_ahead(panel, INT8_PIECE * PANEL);
     Whole weights[VECTORS];
 #pragma GCC unroll 8
     for (int64_t v = 0; v < VECTORS; ++v) weights[v] = load_as<Whole>(panel + v * REGISTER_BYTES);

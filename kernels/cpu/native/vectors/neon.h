@@ -84,13 +84,14 @@ class Four {
 // Sums over a group of 32 inputs: levels 0 to 15 of the weights by codes -127 to 127.
 class GroupSum {
  public:
+  void begin(int32_t start) { sums_ = vdupq_n_s32(start); }
   void add(Whole levels, int8x16_t codes) {
     sums_ = vdotq_s32(sums_, (int8x16_t)levels, codes);
   }
   Whole total() const { return (Whole)sums_; }
 
  private:
-  int32x4_t sums_ = {};
+  int32x4_t sums_;
 };
 
 #else
@@ -116,18 +117,26 @@ class Four {
 // Sixteen products of 15 * 127 at most have room in 16 bits.
 class GroupSum {
  public:
+  void begin(int32_t start) {
+    start_ = start;
+    low_ = high_ = vdupq_n_s16(0);
+  }
   void add(Whole levels, int8x16_t codes) {
     const auto bytes = (int8x16_t)levels;
     low_ = vmlal_s8(low_, vget_low_s8(bytes), vget_low_s8(codes));
     high_ = vmlal_high_s8(high_, bytes, codes);
   }
-  Whole total() const { return (Whole)vpaddlq_s16(vpaddq_s16(low_, high_)); }
+  Whole total() const { return (Whole)vpaddlq_s16(vpaddq_s16(low_, high_)) + start_; }
 
  private:
-  int16x8_t low_ = {}, high_ = {};
+  int32_t start_;
+  int16x8_t low_, high_;
 };
 
 #endif
+
+// What sums begin with that would be too large by `excess`.
+inline int32_t group_start(int32_t excess) { return -excess; }
 
 // WIDTH values from float16.
 inline Vector load_halves(const uint16_t* halves) {

@@ -35,13 +35,11 @@ inline void store(Floats sums, const float* bias, T* y, int64_t outputs, int64_t
   store(reinterpret_cast<Value*>(y + first), sums, count);
 }
 
-// Asks for what a tile reads of a panel somewhat later. The processor foresees that by itself where
-// a panel is read from end to end, but not where half of every two lines is.
-inline void fetch_ahead(const void* panel) {
-  constexpr int64_t AHEAD_BYTES = 6144, LINE = 64;
-  const char* at = static_cast<const char*>(panel) + AHEAD_BYTES;
-  __builtin_prefetch(at);
-  __builtin_prefetch(at + LINE);
+// Asks for what tiles of half a panel read next, while they multiply: the line of the piece behind
+// this one that corresponds to the line at `codes`. Each half asks for its own lines, so memory is
+// read evenly throughout. They go to the second-level cache, since the first is full of this piece.
+inline void fetch_ahead(const void* codes, int64_t piece_bytes) {
+  __builtin_prefetch(static_cast<const char*>(codes) + piece_bytes, 0, 2);
 }
 
 // Calls tile(input, count, output) for all outputs of a panel, or half of them twice, and `piece`
