@@ -29,9 +29,9 @@ _NUM_CANDIDATES = 16
 
 
 class StepMasks(NamedTuple):
-    """The grammar masks of a step's rows."""
+    """The grammar masks of a step's rows; their lines are in ``MaskLines``."""
 
-    lines: torch.Tensor | None  # see ``MaskLines``; None: no row is constrained
+    is_masked: bool  # whether any row is constrained
     failures: dict[int, Failure]  # why rows cannot continue, by sampling row
     deferred: dict[int, MaskedRow]  # rows whose line is not written yet, by sampling row
     stamped: Mapping[int, int] = MappingProxyType(
@@ -142,8 +142,11 @@ class Sampler:
             self._write_deferred_masks(logits, slots, positions, masks, counts, bias)
         if masks.stamped:
             self._prefer_timestamps(logits, host_slots, masks)
+        # Read now: rows added since the masks were computed, by a step behind this one in a
+        # pipeline, may have moved the lines.
+        lines = state.masks.lines if masks.is_masked else None
         sampled = self._operations.sample(
-            logits, slots, positions, state.table, counts, bias, masks.lines
+            logits, slots, positions, state.table, counts, bias, lines
         )
         self._operations.feed_back(
             self._rows.newest, slots, sampled.token_ids, state.table.count_line, counts
@@ -154,12 +157,12 @@ class Sampler:
         self, logits: torch.Tensor, host_slots: np.ndarray, masks: StepMasks
     ) -> None:
         """See ``prefer_timestamps``. All rows have one model, and so the same first timestamp."""
-        assert masks.lines is not None
+        state = self._rows.sampling
         at = np.fromiter(masks.stamped, np.int64, len(masks.stamped))
-        lines = self._rows.sampling.mask_lines(host_slots[at]).astype(np.int64)
+        lines = state.mask_lines(host_slots[at]).astype(np.int64)
         rows, lines = (to_device(torch.from_numpy(each), logits.device) for each in (at, lines))
         begin = next(iter(masks.stamped.values()))
-        prefer_timestamps(logits, rows, begin, masks.lines.index_select(0, lines))
+        prefer_timestamps(logits, rows, begin, state.masks.lines.index_select(0, lines))
 
     def _write_deferred_masks(
         self,
@@ -194,14 +197,14 @@ class Sampler:
         """
         state = self._rows.sampling
         if not len(state.masks):
-            return StepMasks(None, {}, {})
+            return StepMasks(False, {}, {})
         masked = np.flatnonzero(state.is_masked(batch.slots[batch.sampling_rows]))
         if not masked.size:
-            return StepMasks(None, {}, {})
+            return StepMasks(False, {}, {})
         rows = _masked_rows(batch, batch.sampling_rows[masked])
         failures, waiting = state.masks.update(rows, self._uploads.send)
         return StepMasks(
-            state.masks.lines,
+            True,
             {int(masked[index]): why for index, why in failures.items()},
             {int(masked[index]): rows[index] for index in waiting},
             {

@@ -12,9 +12,10 @@ import torch
 
 from engine.config import EngineConfig, SpeculationConfig
 from engine.errors import EngineDead, ModelLoadError
+from engine.grammar.backend import BatchMatchResult
 from engine.requests import fan_out
 from engine.runner import load_runner
-from engine.types import SamplingParams
+from engine.types import Grammar, SamplingParams
 from tests.engine.handmade import request
 from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
 from tests.engine.parallel.test_shared_texts import (  # noqa: F401
@@ -205,6 +206,56 @@ def test_a_place_is_not_given_on_while_a_step_has_it(checkpoint):  # noqa: F811
         assert text == expected[row_id][: len(text)], row_id
         assert len(text) == len(expected[row_id]) or row_id in ("r1", "r4", "r6", "r9")
     assert len(runner._rows._held) == len(runner._rows._removed) == 0
+    runner._team.close()
+
+
+class Decades:
+    """A grammar whose n-th token is one of 10n to 10n + 9. All its masks wait for the logits."""
+
+    num_bytes = 1
+    is_complete = False
+
+    def __init__(self) -> None:
+        self.next = 1
+        self.batch_matcher = self
+
+    def matcher(self) -> Decades:
+        return Decades()
+
+    def advance_and_fill(self, rows, masks) -> BatchMatchResult:
+        for matcher, token_ids, *_ in rows:
+            matcher.next += len(token_ids)
+        return BatchMatchResult({}, list(range(len(rows))))
+
+    def allows(self, token_id: int) -> bool:
+        return token_id // 10 == self.next
+
+    def fill(self, mask: np.ndarray) -> None:
+        flags = np.zeros(mask.size * 32, np.uint8)
+        flags[10 * self.next : 10 * self.next + 10] = 1
+        mask[:] = np.packbits(flags, bitorder="little").view(np.int32)
+
+    def record_deferral(self, *, wasted: bool) -> None:
+        pass
+
+
+def test_a_mask_that_waits_is_heeded_though_rows_join_meanwhile(checkpoint):  # noqa: F811
+    """More rows than there are lines of masks: these move while a step is in flight."""
+    directory, prompts, _ = checkpoint
+    core, runner = staged(directory, 2)
+    params = SamplingParams(temperature=0.0, max_tokens=13, grammar=Grammar("json_object"))
+    texts: dict[str, list[int]] = {}
+    for index in range(9):
+        held = request(str(index), prompts[index % 5], params)
+        core._scheduler.add(held, Decades())
+        for _ in range(2 if index < 8 else 99):
+            output = core.step()
+            for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+                texts.setdefault(row_id, []).extend(tokens)
+    assert not core.has_work
+    assert len(texts) == 9
+    for text in texts.values():
+        assert [token // 10 for token in text] == list(range(1, 14))
     runner._team.close()
 
 
