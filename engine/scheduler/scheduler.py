@@ -251,11 +251,12 @@ class Scheduler:
         For use between ``mark_failed()`` and ``update(plan, ...)``, after the plan itself could not
         be run. Only the last plan returned has a result; those before it prepare the runner for it.
         In the last one each row is removed and added again with its whole block table. Rows of
-        sequences that have ended or been preempted since are left out. See the runner's row
-        contract.
+        sequences that have ended or been preempted since are left out, even if they run again. See
+        the runner's row contract.
         """
-        seqs = {seq.id: seq for seq in self._planned[0].seqs}
-        last = replay(plan, seqs, rows)
+        planned = self._planned[0]
+        seqs = {seq.id: seq for seq in planned.seqs}
+        last = replay(plan, seqs, {fill.seq.id: fill.table for fill in planned.fills}, rows)
         return replay_from_start(last, seqs, self._step_tokens) if self._recurrent else [last]
 
     @property

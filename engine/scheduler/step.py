@@ -130,7 +130,12 @@ def added_row(seq: Sequence) -> AddedRow:
     return AddedRow(seq.request, tuple(seq.token_ids[seq.num_prompt :]), seq.grammar)
 
 
-def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[ScheduledRow]) -> StepPlan:
+def replay(
+    plan: StepPlan,
+    seqs: Mapping[str, Sequence],
+    tables: Mapping[str, BlockTable],
+    rows: Iterable[ScheduledRow],
+) -> StepPlan:
     """The part of ``plan`` that computes ``rows``, for a runner that has forgotten them all.
 
     Each row is removed and added again with its whole block table and with the tokens that were
@@ -142,6 +147,8 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
     Args:
         plan: the oldest plan whose result has not been processed.
         seqs: the sequences of the plan's rows, by id.
+        tables: those that the rows fill, by id. A sequence with another one by now has lost its
+            blocks and been admitted again. One without a table here waits for its token instead.
         rows: a subset of the plan's rows.
     """
     planned = set(plan.rows.ids)
@@ -152,7 +159,7 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
     for row in rows:
         seq = seqs[row.id]
         removed.append(row.id)
-        if seq.status is not Status.RUNNING:
+        if seq.status is not Status.RUNNING or seq.table is not tables.get(row.id, seq.table):
             continue
         added.append(added_row(seq))
         table = tuple(seq.table.block_ids)

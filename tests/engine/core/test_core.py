@@ -6,8 +6,10 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 
+import msgspec
 import pytest
 
+from engine.config import CacheConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, InvalidParameter, OutOfMemory
 from engine.requests import fan_out
@@ -170,6 +172,41 @@ def test_passing_faults_change_no_text(caplog: pytest.LogCaptureFixture) -> None
         life.run()
         num_faults += life.seen["faults"]
     assert num_faults > 500
+
+
+def test_a_chunk_that_runs_again_though_its_prompt_has_begun_anew() -> None:
+    """In a pipeline: it fails after its sequence was preempted, and admitted with other blocks."""
+    num_blocks = 35  # of one token
+    chunks: list[str] = []
+
+    def fault(plan: StepPlan) -> None:
+        chunks.extend(id_ for id_ in plan.rows.ids if id_ == "long")
+        if "long" in plan.rows.ids and len(chunks) == 8:
+            raise RuntimeError("a passing fault")
+
+    cache = CacheConfig(block_size=1, enable_prefix_caching=False)
+    config = make_config(max_num_batched_tokens=3, cache=cache)
+    core = EngineCore(
+        msgspec.structs.replace(config, pipeline_parallel_size=3),
+        FaultyRunner(make_info(num_blocks, 1, num_blocks), fault, late=lambda: True),
+    )
+    prompts = {"short": (1, 2), "leaves": (1, 2), "long": (1, 2, 3) * 7}
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+    requests = [
+        Request(id=name, prompt_token_ids=prompt, sampling=sampling)
+        for name, prompt in prompts.items()
+    ]
+    *others, long = requests
+    for arriving in (others, [long]):
+        for request in arriving:
+            core.add(request)
+        for _ in range(8):
+            core.step()
+    assert core._scheduler.sequences["long"].num_preemptions == 1
+    core.abort("leaves")  # there is room again
+    texts, ends = drain(core, requests)
+    assert (texts["long"], ends["long"]) == expected_output(long, num_blocks)
+    assert len(chunks) > 8
 
 
 def _believe_its_offloads(scheduler: Scheduler) -> StepPlan:
