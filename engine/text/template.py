@@ -18,7 +18,8 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from engine.errors import InvalidParameter, ModelLoadError, TemplateError
 from engine.gguf.file import find_gguf, read_gguf
 from engine.text import tekken_file
-from engine.text.template_process import RenderProcess
+from engine.text.system_messages import SystemPlaces, find_places, place_system_messages
+from engine.text.template_process import RenderProcess, TemplateUnanswered
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import read_json, read_named_templates
 
@@ -59,6 +60,7 @@ class ChatTemplate:
         # One thread: the process renders one at a time anyway, so more threads would only wait.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
         self._requires_parts: dict[str, bool] = {}  # by template, once known
+        self._system_places: dict[str, SystemPlaces] = {}  # by template, once needed
 
     @classmethod
     def from_dir(
@@ -148,6 +150,8 @@ class ChatTemplate:
         name = options.get("name") or self._choose(tools)
         if name not in self.templates:
             raise TemplateError(f"this model has no chat template named {name[:80]!r}")
+        if any(message.get("role") == "system" for message in messages):
+            messages = place_system_messages(messages, self._find_system_places(name))
         if self._requires_content_parts(name):
             messages = [_as_content_parts(message) for message in messages]
         context["messages"] = list(messages)
@@ -216,20 +220,39 @@ class ChatTemplate:
         So do the templates of some models that take images, such as LLaVA.
         """
         if name not in self._requires_parts:
-            self._requires_parts[name] = not self._renders(name, _PROBE) and self._renders(
-                name, [{"type": "text", "text": _PROBE}]
+            plain = {"role": "user", "content": _PROBE}
+            parts = _as_content_parts(plain)
+            self._requires_parts[name] = not self._shows(name, [plain], [_PROBE]) and self._shows(
+                name, [parts], [_PROBE]
             )
         return self._requires_parts[name]
 
-    def _renders(self, name: str, content: Any) -> bool:
+    def _find_system_places(self, name: str) -> SystemPlaces:
+        """Where a template shows system messages."""
+        if name not in self._system_places:
+            in_parts = self._requires_content_parts(name)
+
+            def shows(messages: Sequence[Message], words: Sequence[str]) -> bool:
+                sent = [_as_content_parts(each) for each in messages] if in_parts else messages
+                return self._shows(name, sent, words)
+
+            self._system_places[name] = find_places(shows)
+        return self._system_places[name]
+
+    def _shows(self, name: str, messages: Sequence[Message], words: Sequence[str]) -> bool:
+        """Whether a template accepts ``messages`` and shows all of ``words`` in them.
+
+        Raises TemplateUnanswered if that cannot be told.
+        """
         context = self._variables({})
-        context |= {"messages": [{"role": "user", "content": content}], "tools": None}
+        context |= {"messages": list(messages), "tools": None, "documents": None}
         try:
-            return _PROBE in self._process.render(
-                name, {**context, "documents": None, "add_generation_prompt": True}
-            )
+            text = self._process.render(name, {**context, "add_generation_prompt": True})
+        except TemplateUnanswered:
+            raise
         except TemplateError:
             return False
+        return all(word in text for word in words)
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         names = ("tool_use", "default") if tools else ("default",)

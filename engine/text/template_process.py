@@ -11,6 +11,10 @@ from engine.sandbox.process import SandboxedProcess
 _HANDLER = Path(__file__).with_name("template_worker.py")
 
 
+class TemplateUnanswered(TemplateError):
+    """The process gave no answer, so nothing is known about the template."""
+
+
 class RenderProcess:
     """Renders templates in one confined process. Calls from several threads are serialised."""
 
@@ -33,7 +37,8 @@ class RenderProcess:
         """Render template ``name`` with ``context``.
 
         Raises:
-            TemplateError: it raised an error, or was killed for its use of time or memory.
+            TemplateError: it raised an error, or was killed for its use of time or memory; the
+                latter is TemplateUnanswered.
             UnicodeEncodeError: ``context`` contains a lone surrogate.
         """
         return self._call({"template": name, "context": context})
@@ -47,9 +52,9 @@ class RenderProcess:
             reply = self._process.call(request)
         except TimeoutError:
             limit = f"{self._limit_s:g} s"
-            raise TemplateError(f"the chat template did not finish within {limit}") from None
+            raise TemplateUnanswered(f"the chat template did not finish within {limit}") from None
         except OSError:
-            raise TemplateError("the chat template's process ended") from None
+            raise TemplateUnanswered("the chat template's process ended") from None
         if "text" not in reply:
             raise TemplateError(reply["error"])
         return reply["text"]
