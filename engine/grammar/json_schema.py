@@ -23,12 +23,12 @@ _OPTIONS = {"whitespace_pattern": _BLANKS, "lenient": False, "coerce_one_of": Fa
 
 # Formats that describe a string's use but not its syntax, from OpenAPI, Google and pydantic. The
 # library either enforces other formats or refuses the schema.
-_IGNORED_FORMATS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
+IGNORED_FORMATS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
 
 # Patterns for formats that the library does not know: pydantic's, of types such as UUID4 and
 # Base64Bytes, and OpenAPI's byte.
 _BASE64 = r"^(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?$"
-_PATTERNS = {
+FORMAT_PATTERNS = {
     "base64": _BASE64.format("A-Za-z0-9+/"),
     "base64url": _BASE64.format("A-Za-z0-9_-"),
     "byte": _BASE64.format("A-Za-z0-9+/"),
@@ -106,11 +106,11 @@ def _cleaned(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     for keyword, value in schema.items():
         if keyword == "x-guidance" or (keyword == "uniqueItems" and value is False):
             continue
-        if keyword == "format" and isinstance(value, str) and value in _IGNORED_FORMATS:
+        if keyword == "format" and isinstance(value, str) and value in IGNORED_FORMATS:
             continue
         _check(keyword, value)
-        if keyword == "format" and isinstance(value, str) and value in _PATTERNS:
-            form = [{"pattern": _PATTERNS[value]}]
+        if keyword == "format" and isinstance(value, str) and value in FORMAT_PATTERNS:
+            form = [{"pattern": FORMAT_PATTERNS[value]}]
             continue
         if keyword in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
             value = [_cleaned(each, root, depth + 1) for each in value]

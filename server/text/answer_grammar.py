@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.types import Grammar
 from server.text import harmony
 from server.text.dialects import Dialect
-from server.text.lark import ANY_TEXT, LarkBuilder
+from server.text.lark import ANY_TEXT, LarkBuilder, regex
 from server.text.reasoning import ReasoningMarks
 from server.text.tool_grammar import CallableTool, calls_only, text_or_calls
 
@@ -103,22 +103,9 @@ def _embed(lark: LarkBuilder, grammar: Grammar) -> str:
             schema = json.loads(grammar.text)
             return lark.schema(schema if isinstance(schema, dict) else {})
         case "regex":
-            return lark.rule(f"/{_escape_slashes(grammar.text)}/", terminal=True)
+            return lark.rule(regex(grammar.text), terminal=True)
         case "choice":
             choices = json.loads(grammar.text)
             return lark.rule(" | ".join(lark.literal(choice) for choice in choices))
         case "lark":
             return lark.rule("%lark {\n" + grammar.text.strip() + "\n}")
-
-
-def _escape_slashes(pattern: str) -> str:
-    """Make a regular expression fit between slashes: escape its own, and put it on one line."""
-    escaped, out = False, []
-    for char in pattern:
-        if char == "/" and not escaped:
-            char = r"\/"
-        elif char == "\n":
-            char = "n" if escaped else r"\n"
-        out.append(char)
-        escaped = char == "\\" and not escaped
-    return "".join(out)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from server.text import dsml_calls
 from server.text.argument_kinds import argument_kind, argument_types
 from server.text.brace_rules import BraceRules
 from server.text.dialects import Dialect
-from server.text.enforceable import (
-    ANNOTATION_KEYWORDS,
-    ARGUMENT_NAME,
-    UnenforceableSchema,
-    comma_separated,
-    split_properties,
-    unsupported_keyword,
-)
+from server.text.enforceable import ARGUMENT_NAME, comma_separated, split_properties
 from server.text.lark import LarkBuilder
+from server.text.text_rules import tagged_text
 
 _NEWLINE = "\n"
 # Literals that Python writes differently from JSON.
@@ -114,28 +108,8 @@ def _tagged_argument(
     if argument_kind(schema, root) != "text":
         value = lark.schema({**_definitions(root), **schema})
         return f"{begin} {value} {lark.literal(end + _NEWLINE)}"
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        texts = ["null" if value is None else str(value) for value in values]
-        for text in texts:
-            # Between these tags, a line break at an end of the value is not part of it.
-            is_trimmed = end == _TAGS["invoke"][1] and text != text.strip(_NEWLINE)
-            if is_trimmed or end in text:
-                raise UnenforceableSchema(
-                    f"the value {text[:40]!r} cannot be written by this model"
-                )
-        value = " | ".join(lark.literal(text + end) for text in texts)
-        return f"{begin} ({value}) {lark.literal(_NEWLINE)}"
-    if unknown := _text_keywords(schema) - ANNOTATION_KEYWORDS:
-        raise unsupported_keyword(unknown)
-    return f"{begin} {lark.until(end)} {lark.literal(_NEWLINE)}"
-
-
-def _text_keywords(schema: Mapping[str, Any]) -> set[str]:
-    """The keywords of a string schema and of its alternatives."""
-    alternatives: Sequence[Any] = schema.get("anyOf", schema.get("oneOf", []))
-    inner = [_text_keywords(one) for one in alternatives if isinstance(one, dict)]
-    return (set(schema) - {"anyOf", "oneOf"}).union(*inner)
+    value = tagged_text(lark, schema, root, end, is_trimmed=end == _TAGS["invoke"][1])
+    return f"{begin} {value} {lark.literal(_NEWLINE)}"
 
 
 def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:

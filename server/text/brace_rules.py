@@ -9,18 +9,18 @@ from typing import Any
 
 from server.text.argument_kinds import argument_types, resolve
 from server.text.enforceable import (
-    ANNOTATION_KEYWORDS,
     ARGUMENT_NAME,
     UnenforceableSchema,
     comma_separated,
+    constraints_of,
     split_properties,
     unsupported_keyword,
 )
 from server.text.lark import LarkBuilder
+from server.text.text_rules import TEXT_KEYWORDS, text_patterns
 
 _MAX_DEPTH = 16
 _SCALARS = ("null", "boolean", "number", "integer")
-_ARRAY_KEYWORDS = ANNOTATION_KEYWORDS | {"items"}
 
 
 class BraceRules:
@@ -68,7 +68,7 @@ class BraceRules:
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list):
             return self._one_of([self._constant(value) for value in values])
-        if not set(schema) - ANNOTATION_KEYWORDS and "type" not in schema:
+        if not constraints_of(schema) and "type" not in schema:
             return self._any_value_rules[0]
         return self._one_of([self._typed_rule(kind, schema, depth) for kind in self._kinds(schema)])
 
@@ -85,11 +85,13 @@ class BraceRules:
             about = {key: value for key, value in schema.items() if key != "type"}
             return lark.schema({**about, "type": kind})
         if kind == "string":
-            if unknown := set(schema) - ANNOTATION_KEYWORDS:
+            if unknown := constraints_of(schema, *TEXT_KEYWORDS):
                 raise unsupported_keyword(unknown)
-            return f"{lark.literal(self._quote)} {lark.until(self._quote)}"
+            patterns, end = text_patterns(schema), self._quote
+            text = lark.matching_until(patterns, end) if patterns else lark.until(end)
+            return f"{lark.literal(self._quote)} {text}"
         if kind == "array":
-            if unknown := set(schema) - _ARRAY_KEYWORDS:
+            if unknown := constraints_of(schema, "items"):
                 raise unsupported_keyword(unknown)
             items = schema.get("items")
             value = self._value(items if isinstance(items, Mapping) else {}, depth + 1)

@@ -6,26 +6,23 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-# Schema keywords that do not constrain the value, or name its type.
-ANNOTATION_KEYWORDS = {
-    "type",
-    "title",
-    "description",
-    "$schema",
-    "default",
-    "examples",
-    "x-guidance",
-}
+# Keywords that constrain a value, besides its type. All others only describe it, or are unknown.
+_CONSTRAINTS = frozenset(
+    {
+        *("$dynamicRef", "$recursiveRef", "$ref"),
+        *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "const", "enum"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "pattern", "format"),
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+        *("minItems", "maxItems", "minContains", "maxContains", "uniqueItems"),
+        *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
+        *("propertyNames", "required", "minProperties", "maxProperties"),
+        *("dependencies", "dependentRequired", "dependentSchemas"),
+    }
+)
 # Everything but blanks and what may stand around a name. Not \w, by which Python and the library
 # of grammars mean different characters: the marks of Hindi and Thai are not among Python's.
 ARGUMENT_NAME = re.compile(r"""[^\s\x00-\x1f"'`<>()\[\]{}=:,;|\\\/]+""")
-_OBJECT_KEYWORDS = ANNOTATION_KEYWORDS | {
-    "properties",
-    "required",
-    "additionalProperties",
-    "$defs",
-    "definitions",
-}
 
 
 class UnenforceableSchema(ValueError):
@@ -38,13 +35,18 @@ def unsupported_keyword(keywords: Collection[str]) -> UnenforceableSchema:
     return UnenforceableSchema(f"{keyword!r} cannot be held in the way this model writes calls")
 
 
+def constraints_of(schema: Mapping[str, Any], *handled: str) -> set[str]:
+    """The keywords of ``schema`` that constrain a value, without those that are ``handled``."""
+    return {keyword for keyword in schema if keyword in _CONSTRAINTS}.difference(handled)
+
+
 def split_properties(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The required and the optional properties of an object's schema, each with its own schema.
 
     Raises:
         UnenforceableSchema: there are other constraints, or a property's name cannot be written.
     """
-    if unknown := set(schema) - _OBJECT_KEYWORDS:
+    if unknown := constraints_of(schema, "properties", "required", "additionalProperties"):
         raise unsupported_keyword(unknown)
     required: dict[str, Any] = {}
     optional: dict[str, Any] = {}

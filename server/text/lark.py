@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.grammar.json_schema import prepare_schema
@@ -64,9 +64,37 @@ class LarkBuilder:
         ends = self.rule(f"{ANY_TEXT} {before}" if found.start() else ANY_TEXT, terminal=True)
         return f"{ends} {self.literal(text[found.start() :])}"
 
+    def matching_until(self, patterns: Sequence[str], text: str) -> str:
+        """Text that matches all of ``patterns``, up to and including the first ``text``."""
+        matching = " & ".join(map(regex, patterns))
+        found = self._special.search(text) if self._special_ids else None
+        if found is None:
+            without = regex(rf"(.|\n)*{_escaped(text)}(.|\n)*")
+            return self.rule(f"({matching} & ~{without}) {_quoted(text)}", terminal=True)
+        before = _quoted(text[: found.start()])
+        whole = self.rule(f"({matching}) {before}" if found.start() else matching, terminal=True)
+        return f"{whole} {self.literal(text[found.start() :])}"
+
     def build(self, start: str) -> str:
         """The grammar with the start expression ``start``, as text."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def regex(pattern: str) -> str:
+    """A regular expression between slashes: its own are escaped, and it is put on one line."""
+    escaped, out = False, []
+    for char in pattern:
+        if char == "/" and not escaped:
+            char = r"\/"
+        elif char == "\n":
+            char = "n" if escaped else r"\n"
+        out.append(char)
+        escaped = char == "\\" and not escaped
+    return f"/{''.join(out)}/"
+
+
+def _escaped(text: str) -> str:
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
 def _quoted(text: str) -> str:

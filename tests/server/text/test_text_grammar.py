@@ -329,9 +329,10 @@ def test_nothing_is_held_without_need() -> None:
     ("name", "schema", "keyword"),
     [
         ("pythonic", {"anyOf": [{}]}, "anyOf"),
-        ("qwen3_xml", {"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
+        ("qwen3_xml", {"properties": {"a": {"type": "string", "pattern": "^a|b"}}}, "pattern"),
+        ("qwen3_xml", {"properties": {"a": {"type": "string", "format": "iri"}}}, "iri"),
         ("pythonic", {"properties": {"a b": {}}}, "a b"),
-        ("gemma4", {"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
+        ("gemma4", {"properties": {"a": {"type": "string", "not": {}}}}, "not"),
         ("gemma4", {"properties": {"a": {"type": "array", "maxItems": 3}}}, "maxItems"),
         ("gemma4", {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": SELF}}, "itself"),
     ],

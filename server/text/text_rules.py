@@ -1,0 +1,192 @@
+"""Grammar rules for texts that stand between tags as they are, without quotes.
+
+JSON's own rules cannot be used there: a text ends at its closing tag, which it cannot hold. So the
+keywords of a string's schema become regular expressions, all of which the text matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.grammar.json_schema import FORMAT_PATTERNS, IGNORED_FORMATS
+from server.text.argument_kinds import argument_types, resolve
+from server.text.enforceable import UnenforceableSchema, constraints_of, unsupported_keyword
+from server.text.lark import LarkBuilder
+
+_MAX_DEPTH = 16
+TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")  # those that can be held
+_ANY = r"(.|\n)"
+
+# By format: a regular expression for the whole text. RFC 3339 and its appendix A, RFC 1123,
+# RFC 3986, RFC 4291, RFC 5321, in a common subset where the standard allows more.
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]+)?(Z|[+-]{_CLOCK})"
+_HOURS = "T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
+_DAYS = "([0-9]+D|[0-9]+M([0-9]+D)?|[0-9]+Y([0-9]+M([0-9]+D)?)?)"
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_{|}~-]+"
+_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HEX = "[0-9A-Fa-f]{1,4}"
+_URI_CHAR = "([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P({_DAYS}({_HOURS})?|{_HOURS}|[0-9]+W)",
+    "email": rf"{_ATOM}(\.{_ATOM})*@{_LABEL}(\.{_LABEL})+",
+    "hostname": rf"{_LABEL}(\.{_LABEL})*",
+    "ipv4": rf"{_OCTET}(\.{_OCTET}){{3}}",
+    "ipv6": f"{_HEX}(:{_HEX}){{7}}|"
+    + "|".join(
+        f"({_HEX}(:{_HEX}){{0,{left}}})?::({_HEX}(:{_HEX}){{0,{5 - left}}})?" for left in range(6)
+    ),
+    "uri": f"[A-Za-z][A-Za-z0-9+.-]*:{_URI_CHAR}*(#{_URI_CHAR}*)?",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
+
+
+def tagged_text(
+    lark: LarkBuilder,
+    schema: Mapping[str, Any],
+    root: Mapping[str, Any],
+    end: str,
+    *,
+    is_trimmed: bool,
+) -> str:
+    """A text, or null, that satisfies ``schema``, and ``end`` behind it.
+
+    Args:
+        lark: receives the rules.
+        schema: of strings and null alone.
+        root: the schema in which references are resolved.
+        end: the closing tag.
+        is_trimmed: a line break at an end of the text is not part of it, so it has none.
+
+    Raises:
+        UnenforceableSchema: the schema cannot be enforced.
+    """
+    options = [_option(lark, one, end, is_trimmed) for one in _alternatives(schema, root)]
+    if None in options:  # any text, whatever the others are
+        return lark.until(end)
+    return f"({' | '.join(filter(None, options))})"
+
+
+def _alternatives(
+    schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
+) -> list[Mapping[str, Any]]:
+    """The schemas of which a value satisfies one, none of which has alternatives or references."""
+    if depth > _MAX_DEPTH:
+        raise UnenforceableSchema("a schema that refers to itself cannot be held by this model")
+    for keyword in ("$ref", "anyOf", "oneOf"):
+        if keyword not in schema:
+            continue
+        if others := constraints_of(schema, keyword):
+            raise unsupported_keyword(others)
+        if keyword != "$ref":
+            each = [_alternatives(one, root, depth + 1) for one in schema[keyword]]
+            found = [one for several in each for one in several]
+            if keyword == "oneOf" and _may_overlap(found):
+                raise unsupported_keyword({"oneOf"})
+            return found
+        target = resolve(schema[keyword], root)
+        return [schema] if target is None else _alternatives(target, root, depth + 1)
+    return [schema]
+
+
+def _option(lark: LarkBuilder, schema: Mapping[str, Any], end: str, is_trimmed: bool) -> str | None:
+    """The texts that a schema allows, and the end; None for any text."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return _one_of([_text_of(value) for value in values], lark, end, is_trimmed)
+    kinds = argument_types(schema, {})
+    if kinds == {"null"}:
+        return lark.literal("null" + end)
+    if unknown := constraints_of(schema, *TEXT_KEYWORDS):
+        raise unsupported_keyword(unknown)
+    patterns = text_patterns(schema)
+    if not patterns:
+        return None
+    if is_trimmed:
+        patterns.append(rf"({_ANY}*[^\n])?")
+        patterns.append(rf"([^\n]{_ANY}*)?")
+    text = lark.matching_until(patterns, end)
+    return f"{text} | {lark.literal('null' + end)}" if "null" in kinds else text
+
+
+def _may_overlap(schemas: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a text may satisfy several of some schemas, judged by their keywords."""
+    texts = [one for one in schemas if "string" in argument_types(one, {})]
+    return len(texts) > 1 and not all("enum" in one or "const" in one for one in texts)
+
+
+def _one_of(texts: list[str], lark: LarkBuilder, end: str, is_trimmed: bool) -> str:
+    for text in texts:
+        if end in text or (is_trimmed and text != text.strip("\n")):
+            raise UnenforceableSchema(f"the value {text[:40]!r} cannot be written by this model")
+    return " | ".join(lark.literal(text + end) for text in texts)
+
+
+def _text_of(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def text_patterns(schema: Mapping[str, Any]) -> list[str]:
+    """Regular expressions for the whole text, of the keywords of a string's schema.
+
+    Raises:
+        UnenforceableSchema: a format or a pattern has none.
+    """
+    patterns: list[str] = []
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least or most != "":
+        patterns.append(f"{_ANY}{{{least},{most}}}")
+    if "pattern" in schema:
+        patterns.append(_whole(schema["pattern"]))
+    form = schema.get("format")
+    if form in FORMAT_PATTERNS:
+        patterns.append(_whole(FORMAT_PATTERNS[form]))
+    elif form in _FORMATS:
+        patterns.append(_FORMATS[form])
+    elif form is not None and form not in IGNORED_FORMATS:
+        raise UnenforceableSchema(f"the format {str(form)[:40]!r} cannot be held by this model")
+    return patterns
+
+
+def _whole(pattern: Any) -> str:
+    """A regular expression for texts in which ``pattern`` is found, with its anchors resolved.
+
+    Raises:
+        UnenforceableSchema: there are anchors elsewhere than at the ends.
+    """
+    inner = str(pattern)
+    begins = inner.startswith("^")
+    ends = inner.endswith("$") and not _is_escaped(inner, len(inner) - 1)
+    inner = inner[begins : len(inner) - ends]
+    if (begins or ends) and _has_alternatives(inner):
+        raise unsupported_keyword({"pattern"})
+    before, behind = "" if begins else f"{_ANY}*", "" if ends else f"{_ANY}*"
+    return f"{before}({inner}){behind}"
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether there is a ``|`` outside of groups and classes, to which an anchor belongs alone."""
+    depth, in_class = 0, False
+    for at, char in enumerate(pattern):
+        if _is_escaped(pattern, at):
+            continue
+        if in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char == "|" and not depth:
+            return True
+    return False
+
+
+def _is_escaped(pattern: str, at: int) -> bool:
+    before = pattern[:at]
+    return (len(before) - len(before.rstrip("\\"))) % 2 == 1
