@@ -23,6 +23,7 @@ from server.anthropic.content import (
 from server.errors import shorten
 from server.openai.api_model import ApiModel
 from server.openai.deadline import MAX_DEADLINE_MS
+from server.openai.tool_fields import FUNCTION_NAME
 from server.openai.unread_fields import unread_fields
 from server.openai.unsupported import ignored_params, ignored_tool_params
 
@@ -74,7 +75,7 @@ class InputMessage(ApiModel):
 class ToolDefinition(ApiModel):
     """A tool that the model may call, and the client runs."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=FUNCTION_NAME)]
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None

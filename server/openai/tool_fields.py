@@ -27,7 +27,8 @@ from server.openai.unsupported import ignored_tool_params
 from server.text.answer_format import AnswerFormat
 
 _MAX_TOOLS = 1024
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FUNCTION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
+_NAME = re.compile(FUNCTION_NAME)
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # as models know it
 _NO_ARGUMENTS: dict[str, Any] = {**_NO_PARAMETERS, "additionalProperties": False}
 
@@ -61,7 +62,7 @@ def _read_function(value: Any) -> Function:
         raise ValueError("must be an object")
     name, parameters = value.get("name"), value.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError("must have a name of 1 to 64 letters, digits, '_', '-' and '.'")
+        raise ValueError("must have a name of 1 to 128 letters, digits, '_', '-' and '.'")
     if not isinstance(value.get("description", ""), str | None):
         raise ValueError("must have a description that is a string")
     if not isinstance(value.get("strict", False), bool | None):
@@ -137,7 +138,7 @@ _FUNCTION = {
     "type": "object",
     "required": ["name"],
     "properties": {
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
+        "name": {"type": "string", "pattern": FUNCTION_NAME},
         "description": {"type": ["string", "null"]},
         "parameters": {"type": ["object", "null"]},
         "strict": {"type": ["boolean", "null"]},
