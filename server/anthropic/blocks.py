@@ -20,6 +20,10 @@ from server.anthropic.outputs import (
 from server.text.json_scan import is_json
 from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
 
+# Nothing is signed here and no signature is checked, but clients leave thinking without one out of
+# the next request, or send it back as text.
+_SIGNATURE = "quire"
+
 
 class BlockWriter:
     """Opens, fills and closes the blocks of one answer in sequence."""
@@ -48,11 +52,14 @@ class BlockWriter:
         return events
 
     def close(self) -> list[MessageEvent]:
-        """The event that closes the open block, if there is one."""
+        """The events that close the open block, if there is one."""
         if self._open is None:
             return []
+        events = [MessageEvent(type="content_block_stop", index=self._index)]
+        if isinstance(self._open, MessageThinking):
+            events.insert(0, self._delta(type="signature_delta", signature=_SIGNATURE))
         self._open = None
-        return [MessageEvent(type="content_block_stop", index=self._index)]
+        return events
 
     def _begin(self, block: MessageBlock) -> list[MessageEvent]:
         events = self.close()
@@ -93,7 +100,7 @@ def _fill(block: MessageBlock, text: str) -> None:
         case MessageText():
             block.text = text
         case MessageThinking():
-            block.thinking = text
+            block.thinking, block.signature = text, _SIGNATURE
         case MessageToolUse():
             block.input = _input(text)
 

@@ -20,7 +20,7 @@ class MessageText(Struct, tag="text", kw_only=True):
 
 
 class MessageThinking(Struct, tag="thinking", kw_only=True):
-    """A block of thinking, without a signature."""
+    """A block of thinking; on a stream, its signature comes last."""
 
     thinking: str = ""
     signature: str = ""
@@ -75,9 +75,12 @@ class TokenCount(Struct):
 class MessageDelta(Struct, omit_defaults=True, kw_only=True):
     """An addition to a block, whose kind ``type`` names, or the end of the answer."""
 
-    type: Literal["text_delta", "thinking_delta", "input_json_delta"] | UnsetType = UNSET
+    type: (
+        Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | UnsetType
+    ) = UNSET
     text: str | UnsetType = UNSET
     thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
     stop_reason: StopReason | UnsetType | None = UNSET
     stop_sequence: str | UnsetType | None = UNSET

@@ -70,9 +70,12 @@ def assembled(stream: list[dict[str, Any]]) -> dict[str, Any]:
                 assert is_open
                 assert event["index"] == len(whole["content"]) - 1
                 block, delta = whole["content"][-1], event["delta"]
-                assert delta["type"] in ("text_delta", "thinking_delta", "input_json_delta")
+                kinds = ("text_delta", "thinking_delta", "signature_delta", "input_json_delta")
+                assert delta["type"] in kinds
                 if delta["type"] == "input_json_delta":
                     arguments += delta["partial_json"]
+                elif delta["type"] == "signature_delta":
+                    block["signature"] += delta["signature"]
                 else:
                     block[block["type"]] += delta[block["type"]]
             case "content_block_stop":
@@ -191,6 +194,7 @@ def test_thinking_is_there_when_it_is_asked_for(server: Server) -> None:
     whole = answer.json()
     assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
     assert "France" in whole["content"][0]["thinking"]
+    assert whole["content"][0]["signature"]  # clients do not send thinking back without one
     usage = whole["usage"]
     assert 0 < usage["output_tokens_details"]["thinking_tokens"] < usage["output_tokens"]
     assert without_ids(assembled(events(server, **asked))) == without_ids(whole)
@@ -368,7 +372,9 @@ def test_sdk(client: Any) -> None:
     assert counted.input_tokens > 5
     thinking = {"type": "enabled", "budget_tokens": 1024}
     with client.messages.stream(**{**asked, "thinking": thinking}) as stream:
-        assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
+        thought, said = stream.get_final_message().content
+        assert (thought.type, said.type) == ("thinking", "text")
+        assert thought.signature
 
 
 def test_sdk_tools(client: Any) -> None:
