@@ -22,9 +22,11 @@ from server.openai.responses.builder import ResponseBuilder
 from server.openai.responses.events import Numbering, to_sse
 from server.openai.responses.input_items import read_input
 from server.openai.responses.outputs import ReasoningConfig, Response
+from server.openai.responses.tools import read_tools
 from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
 
 USAGE = Usage(3, 4, 7, PromptTokensDetails(1), CompletionTokensDetails(2))
+TOOLS = read_tools([{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]).offered
 
 
 def blank() -> Response:
@@ -100,6 +102,7 @@ class Client:
         if "delta" in event:
             self.text += event["delta"]
         whole = event.get("part", {}).get("text") or event.get("text") or event.get("arguments")
+        whole = whole or event.get("input")
         if whole is not None:
             assert whole == self.text
 
@@ -110,6 +113,7 @@ runs = st.lists(
         st.tuples(st.just("text"), st.lists(texts, min_size=1, max_size=3)),
         st.tuples(st.just("reasoning"), st.lists(texts, min_size=1, max_size=3)),
         st.tuples(st.just("call"), st.lists(texts, min_size=1, max_size=3)),
+        st.tuples(st.just("custom"), st.lists(texts, min_size=1, max_size=3)),
     ),
     max_size=6,
 )
@@ -124,7 +128,8 @@ def parts_of(script: list[tuple[str, list[str]]]) -> list[Part]:
         elif kind == "reasoning":
             parts += map(Reasoning, pieces)
         else:
-            parts.append(ToolCallBegin(num_calls, f"call_{num_calls}", "f"))
+            name = "f" if kind == "call" else "c"
+            parts.append(ToolCallBegin(num_calls, f"call_{num_calls}", name))
             parts += [ToolCallArguments(num_calls, piece) for piece in pieces]
             num_calls += 1
     return parts
@@ -142,6 +147,7 @@ def test_events_add_up(script, ending, summaries, in_background, data) -> None:
         blank(),
         Numbering(),
         lambda: 5.0,
+        TOOLS,
         reasoning_as_summary=summaries,
         include_encrypted=summaries,
     )
@@ -189,7 +195,7 @@ def test_a_message_has_the_log_probabilities_of_its_tokens(script, data) -> None
             if not index or kind == "call":
                 tokens.append(("mark", f"<{kind}>"))
             tokens += [(kind, piece) for piece in pieces]
-    assembly, num_calls = ResponseBuilder(blank(), Numbering(), lambda: 5.0), 0
+    assembly, num_calls = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS), 0
     while tokens:
         count = data.draw(st.integers(1, len(tokens)))
         parts: list[Part] = []
@@ -218,7 +224,7 @@ def test_a_message_has_the_log_probabilities_of_its_tokens(script, data) -> None
 @pytest.mark.parametrize("behind", ["reasoning", "call"])
 def test_a_token_that_is_held_back_keeps_its_logprob(behind: str) -> None:
     """A "<" may begin a call; here it came in one step with the end of what was before it."""
-    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
     if behind == "reasoning":
         steps = [
             ([Reasoning("Hm.")], ["<think>", "Hm", ".", "</think>", "\n", "<"]),
@@ -240,7 +246,7 @@ def test_a_token_that_is_held_back_keeps_its_logprob(behind: str) -> None:
 
 
 def test_marks_before_a_text_with_broken_characters_are_not_part_of_it() -> None:
-    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
     tokens = [b"<think>", b"Hm", b"</think>", b"so", b"\xf0", b"!"]
     told = [TokenLogprob(each.decode(errors="replace"), -1.0, [*each], []) for each in tokens]
     assembly.begin()
@@ -252,14 +258,14 @@ def test_marks_before_a_text_with_broken_characters_are_not_part_of_it() -> None
 
 
 def whole_text(item: dict[str, Any]) -> str:
-    if item["type"] == "function_call":
-        return item["arguments"]
+    if item["type"] in ("function_call", "custom_tool_call"):
+        return item["arguments"] if "arguments" in item else item["input"]
     parts = item["content"] if item["type"] == "message" else item["content"] or item["summary"]
     return "".join(part["text"] for part in parts)
 
 
 def test_the_order_of_a_message() -> None:
-    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
     events = [*assembly.begin(), *assembly.push([Text("a"), Text("b")], [])]
     events += [*assembly.end("stop", USAGE), *assembly.finish()]
     assert [event.__struct_config__.tag for event in events] == [
@@ -282,7 +288,7 @@ def test_the_order_of_a_message() -> None:
 )
 def test_the_order_of_a_call(reason: FinishReason, status: str) -> None:
     """A call that a stop string cuts off is reported as incomplete, as with a length limit."""
-    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
     call = [ToolCallBegin(0, "call_1", "f"), ToolCallArguments(0, "{}")]
     events = [*assembly.push(call, []), *assembly.end(reason, USAGE)]
     assert [event.__struct_config__.tag for event in events] == [
@@ -296,12 +302,31 @@ def test_the_order_of_a_call(reason: FinishReason, status: str) -> None:
     assert item.status == status
 
 
+def test_the_input_of_a_custom_call_is_what_its_argument_says() -> None:
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
+    events = assembly.push([ToolCallBegin(0, "call_1", "c"), ToolCallArguments(0, '{"in')], [])
+    events += assembly.push([ToolCallArguments(0, 'put": "a\\n\\"b\\""}')], [])
+    events += assembly.end("tool_calls", USAGE)
+    assert [event.__struct_config__.tag for event in events] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
+    (item,) = assembly.response.output
+    assert (item.call_id, item.name, item.input) == ("call_1", "c", 'a\n"b"')
+    cut = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
+    cut.push([ToolCallBegin(0, "call_1", "c"), ToolCallArguments(0, '{"input": "a\\nb')], [])
+    cut.end("length", USAGE)
+    assert (cut.response.output[0].input, cut.response.output[0].status) == ("a\nb", "incomplete")
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [(503, "server_error"), (429, "rate_limit_exceeded"), (400, "invalid_prompt")],
 )
 def test_a_failure_has_one_of_the_codes_of_the_specification(status: int, code: str) -> None:
-    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0)
+    assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
     (event,) = assembly.fail(ApiError(status, "reason"))
     assert event.response.error is not None
     assert (event.response.error.code, event.response.error.message) == (code, "reason")

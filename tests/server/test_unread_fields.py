@@ -91,7 +91,7 @@ def test_the_unread_fields_of_items_are_found() -> None:
     text = {"type": "input_text", "text": "a", "mood": 1}
     items = [
         {"role": "user", "content": [text], "phase": "commentary"},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "namespace": "n"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "async": True},
         {"type": "function_call_output", "call_id": "1", "output": [text], "mood": 1},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b", "mood": 1}]},
         {"id": "msg_1", "content": "lost, as this is a reference"},
@@ -99,7 +99,7 @@ def test_the_unread_fields_of_items_are_found() -> None:
     assert in_items(*items) == [
         "input.0.phase",
         "input.0.content.0.mood",
-        "input.1.namespace",
+        "input.1.async",
         "input.2.mood",
         "input.2.output.0.mood",
         "input.3.summary.0.mood",

@@ -31,8 +31,17 @@ from server.openai.responses.outputs import (
     ResponseError,
     ResponseUsage,
 )
-from server.openai.responses.writers import CallWriter, MessageWriter, ReasoningWriter, Writer
+from server.openai.responses.tools import OfferedTool
+from server.openai.responses.writers import (
+    CallWriter,
+    CustomCallWriter,
+    MessageWriter,
+    ReasoningWriter,
+    Writer,
+)
 from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
+
+_CALLS = (CallWriter, CustomCallWriter)
 
 
 class ResponseBuilder:
@@ -42,6 +51,7 @@ class ResponseBuilder:
         response: the initial state, before any output; updated here.
         numbering: of the stream's events.
         now: Unix time in seconds.
+        tools: that may be called.
         reasoning_as_summary: send reasoning as a summary instead of as content.
         include_encrypted: also send reasoning as ``encrypted_content``.
     """
@@ -51,6 +61,7 @@ class ResponseBuilder:
         response: Response,
         numbering: Numbering,
         now: Callable[[], float],
+        tools: Sequence[OfferedTool] = (),
         *,
         reasoning_as_summary: bool = False,
         include_encrypted: bool = False,
@@ -58,6 +69,7 @@ class ResponseBuilder:
         self.response = response
         self._numbering = numbering
         self._now = now
+        self._tools = {tool.name: tool for tool in tools}
         self._reasoning_as_summary = reasoning_as_summary
         self._include_encrypted = include_encrypted
         self._open_writer: Writer | None = None
@@ -106,13 +118,13 @@ class ResponseBuilder:
                 case ToolCallBegin():
                     if i == len(parts) - 1:
                         self._logprobs.clear()
-                    index = self._next_index()
-                    call = CallWriter(index, self._numbering, part.id, part.name)
-                    events += self._open_item(call)
+                    tool, index = self._tools[part.name], self._next_index()
+                    kind = CustomCallWriter if tool.is_custom else CallWriter
+                    events += self._open_item(kind(index, self._numbering, part.id, tool))
                 case ToolCallArguments():
                     self._drop_logprobs(part.text, is_behind=is_behind)
-                    assert isinstance(self._open_writer, CallWriter)
-                    events.append(self._open_writer.add(part.text))
+                    assert isinstance(self._open_writer, _CALLS)
+                    events += self._open_writer.add(part.text)
         return events
 
     def end(self, reason: FinishReason | None, usage: Usage) -> list[Event]:
@@ -123,7 +135,7 @@ class ResponseBuilder:
         if is_empty or (self._logprobs and isinstance(self._open_writer, MessageWriter)):
             events += self._text("", is_last=True)  # an empty answer has a message too
         # A complete call ends with the reason of calls; "stop" means that a stop string cut it.
-        half_a_call = reason == "stop" and isinstance(self._open_writer, CallWriter)
+        half_a_call = reason == "stop" and isinstance(self._open_writer, _CALLS)
         events += self._close_item("incomplete" if cut_off or half_a_call else "completed")
         response = self.response
         response.usage = ResponseUsage.of(usage)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -24,12 +24,13 @@ from server.openai.responses.inputs import ENCRYPTED, ResponseInput, ResponsesRe
 from server.openai.responses.items import Item, read_item
 from server.openai.responses.outputs import (
     ConversationReference,
-    FunctionTool,
     ReasoningConfig,
     Response,
     ResponseStatus,
 )
-from server.openai.responses.translate import chat_body, tools_of, translate_errors
+from server.openai.responses.strictness import find_unenforceable
+from server.openai.responses.tools import echo_tools
+from server.openai.responses.translate import chat_body, translate_errors
 from server.state import ServerState
 from server.store.conversations import StoredItem
 from server.store.database import StoreError
@@ -73,6 +74,7 @@ class ResponseCall:
         input_items: Sequence[Item],
         conversation: Conversation,
         numbering: Numbering,
+        loose: Collection[str] = (),
     ) -> None:
         self._caller = caller
         self._request = request
@@ -80,9 +82,10 @@ class ResponseCall:
         self._conversation = conversation
         self._store = ResponseStore(state.database)
         self._builder = ResponseBuilder(
-            _initial_response(request, conversation),
+            _initial_response(request, conversation, loose),
             numbering,
             time.time,
+            request.tools.offered,
             reasoning_as_summary=request.summary is not None,
             include_encrypted=ENCRYPTED in (request.include or ()),
         )
@@ -101,8 +104,16 @@ class ResponseCall:
             ApiError: a field is invalid, or nothing can be served.
             RequestError: the same, found by the engine's own rules.
         """
-        given, conversation = await prepare_conversation(state, caller, request, new_response_id())
-        return cls(state, caller, request, given, conversation, numbering or Numbering())
+        prepared = await prepare_conversation(state, caller, request, new_response_id())
+        return cls(
+            state,
+            caller,
+            request,
+            prepared.input_items,
+            prepared.conversation,
+            numbering or Numbering(),
+            prepared.loose,
+        )
 
     @property
     def response(self) -> Response:
@@ -194,10 +205,18 @@ class ResponseCall:
         return to_stored(self.response, self._caller.tenant)
 
 
+class Prepared(NamedTuple):
+    """A request that has been validated and encoded."""
+
+    input_items: list[Item]  # the request's own
+    conversation: Conversation  # with their history
+    loose: Collection[str]  # names of tools whose calls need not satisfy their schemas
+
+
 async def prepare_conversation(
     state: ServerState, caller: Caller, request: ResponseInput, id: str
-) -> tuple[list[Item], Conversation]:
-    """The items of the request itself, and the conversation that includes their history.
+) -> Prepared:
+    """Validate and encode a request.
 
     Raises what ``ResponseCall.prepare`` raises.
     """
@@ -212,13 +231,28 @@ async def prepare_conversation(
             if item.id in said:
                 raise bad_field(f"input.{index}.id", "is in the conversation already")
 
+    loose: frozenset[str] = frozenset()
+
     async def prepare(items: Sequence[Item]) -> Conversation:
-        with translate_errors():
-            body = ChatRequest.read(chat_body(request, items))
+        with translate_errors(request.tools):
+            body = ChatRequest.read(chat_body(request, items, loose))
             return await Conversation.prepare(state, caller, body, id=id)
 
-    truncate = request.truncation == "auto"
-    return given, await truncate_to_fit([*earlier, *given], prepare, truncate=truncate)
+    truncate, items = request.truncation == "auto", [*earlier, *given]
+    undecided = [tool for tool in request.tools.offered if tool.may_be_loose]
+    all_loose = frozenset(tool.name for tool in undecided)
+    while True:
+        try:
+            conversation = await truncate_to_fit(items, prepare, truncate=truncate)
+            return Prepared(given, conversation, loose)
+        except ApiError as error:
+            if error.param != "tools" or loose == all_loose:
+                raise
+        if loose:  # the others are too much together
+            loose = all_loose
+        else:
+            model = await state.get_model(request.model)
+            loose = await find_unenforceable(state, model, undecided)
 
 
 def new_response_id() -> str:
@@ -255,7 +289,9 @@ def from_stored(stored: StoredResponse) -> Response:
     return response
 
 
-def _initial_response(request: ResponsesRequest, conversation: Conversation) -> Response:
+def _initial_response(
+    request: ResponsesRequest, conversation: Conversation, loose: Collection[str]
+) -> Response:
     """The response before any output, with defaults filled in."""
     sampling: SamplingParams = conversation.sampling
     reasoning = request.reasoning
@@ -280,7 +316,7 @@ def _initial_response(request: ResponsesRequest, conversation: Conversation) -> 
         temperature=sampling.temperature,
         text=_text_config(request),
         tool_choice=request.tool_choice or "auto",
-        tools=[msgspec.convert(tool, FunctionTool) for tool in tools_of(request)],
+        tools=echo_tools(request.tools, loose),
         top_logprobs=request.top_logprobs or 0,
         top_p=sampling.top_p,
         truncation=request.truncation or "disabled",

@@ -14,6 +14,7 @@ from server.openai.responses.inputs import ResponseInput
 from server.openai.responses.items import (
     CallItem,
     CallOutputItem,
+    CustomCallItem,
     Item,
     MessageItem,
     ReasoningItem,
@@ -154,7 +155,7 @@ def _cut_points(items: Sequence[Item]) -> list[int]:
         after_reasoning = index > 0 and isinstance(items[index - 1], ReasoningItem)
         if index > 0 and not (unanswered or after_reasoning):
             cuts.append(index)
-        if isinstance(item, CallItem):
+        if isinstance(item, CallItem | CustomCallItem):
             unanswered.add(item.call_id)
         elif isinstance(item, CallOutputItem):
             unanswered.discard(item.call_id)

@@ -4,6 +4,7 @@ response.created ► (queued) ► in_progress
   ► output_item.added
       ► content_part.added ► output_text.delta ... output_text.done ► content_part.done
       ► function_call_arguments.delta ... done
+      ► custom_tool_call_input.delta ... done
       ► content_part.added ► reasoning_text.delta ... done ► content_part.done
       ► reasoning_summary_part.added ► reasoning_summary_text.delta ... done ► ..._part.done
   ► output_item.done
@@ -165,6 +166,20 @@ class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     arguments: str
 
 
+class InputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):
+    """A piece of a custom tool's input."""
+
+    item_id: str
+    delta: str
+
+
+class InputDone(ItemEvent, tag="response.custom_tool_call_input.done"):
+    """The whole input."""
+
+    item_id: str
+    input: str
+
+
 class ErrorEvent(Event, tag="error"):
     """The stream ends for a reason outside the response: the server is shutting down."""
 
@@ -194,6 +209,8 @@ StreamEvent = (
     | SummaryDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
     | ErrorEvent
 )
 

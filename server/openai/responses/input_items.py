@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
+from msgspec import UNSET
 from pydantic import Field
 
 from server.errors import bad_field, shorten
@@ -23,6 +24,8 @@ from server.openai.responses.items import (
     CallItem,
     CallOutputItem,
     Content,
+    CustomCallItem,
+    CustomCallOutputItem,
     InputAudio,
     InputImage,
     InputText,
@@ -42,6 +45,7 @@ _ENCODED_PREFIX = "quire1."  # prefix of the strings made by ``encode_reasoning`
 _TEXTS = ("input_text", "output_text", "text")
 
 ItemId = Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
+CallName = Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
 
 
 class Reference(NamedTuple):
@@ -98,8 +102,21 @@ class NewCall(ApiModel):
 
     type: Literal["function_call"]
     call_id: ItemId
-    name: Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
+    name: CallName
     arguments: str
+    namespace: CallName | None = None
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class NewCustomCall(ApiModel):
+    """A call of a custom tool that the model made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: ItemId
+    name: CallName
+    input: str
+    namespace: CallName | None = None
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -107,7 +124,7 @@ class NewCall(ApiModel):
 class NewCallOutput(ApiModel):
     """The output of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: ItemId
     output: str | list[TextPart | ImagePart]
     id: ItemId | None = None
@@ -139,7 +156,7 @@ class NewReference(ApiModel):
     id: ItemId
 
 
-InputItem = NewMessage | NewCall | NewCallOutput | NewReasoning | NewReference
+InputItem = NewMessage | NewCall | NewCustomCall | NewCallOutput | NewReasoning | NewReference
 
 
 def read_input(value: Any) -> list[NewItem]:
@@ -176,15 +193,18 @@ def encode_reasoning(text: str) -> str:
     )
 
 
-def decode_reasoning(sealed: str) -> str:
-    """Decode what ``encode_reasoning`` made. Raises ValueError if the string is not one of ours."""
+def decode_reasoning(sealed: str) -> str | None:
+    """Decode what ``encode_reasoning`` made; None for a string that only its own maker can read.
+
+    Raises ValueError if it is one of ours, and damaged.
+    """
     body = sealed.removeprefix(_ENCODED_PREFIX)
+    if body == sealed:
+        return None
     try:
-        if body == sealed:
-            raise binascii.Error
         return base64.b64decode(body, altchars=b"-_", validate=True).decode("utf-8")
     except (binascii.Error, UnicodeError):
-        raise ValueError("was not made by this server") from None
+        raise ValueError("was made by a server like this one, and is damaged") from None
 
 
 def _read_item(item: Any, where: str) -> NewItem:
@@ -197,7 +217,9 @@ def _read_item(item: Any, where: str) -> NewItem:
             return _message(NewMessage.read({**item, "type": "message"}, at), where)
         case "function_call":
             return _call(NewCall.read(item, at))
-        case "function_call_output":
+        case "custom_tool_call":
+            return _custom_call(NewCustomCall.read(item, at))
+        case "function_call_output" | "custom_tool_call_output":
             _check_parts(item.get("output"), at + "output")
             return _output(NewCallOutput.read(item, at))
         case "reasoning":
@@ -286,12 +308,25 @@ def _call(item: NewCall) -> CallItem:
         name=item.name,
         arguments=item.arguments,
         status=item.status or "completed",
+        namespace=item.namespace or UNSET,
+    )
+
+
+def _custom_call(item: NewCustomCall) -> CustomCallItem:
+    return CustomCallItem(
+        id=item.id or new_item_id("ctc"),
+        call_id=item.call_id,
+        name=item.name,
+        input=item.input,
+        status=item.status or "completed",
+        namespace=item.namespace or UNSET,
     )
 
 
 def _output(item: NewCallOutput) -> CallOutputItem:
     output = item.output
-    return CallOutputItem(
+    kind = CallOutputItem if item.type == "function_call_output" else CustomCallOutputItem
+    return kind(
         id=item.id or new_item_id("fco"),
         call_id=item.call_id,
         output=output
@@ -305,14 +340,20 @@ def _output(item: NewCallOutput) -> CallOutputItem:
 
 def _reasoning(item: NewReasoning, at: str) -> ReasoningItem:
     content = None if item.content is None else [ReasoningText(part.text) for part in item.content]
+    unread: str | None = None
     if not content and item.encrypted_content:
         try:
-            content = [ReasoningText(decode_reasoning(item.encrypted_content))]
+            text = decode_reasoning(item.encrypted_content)
         except ValueError as error:
             raise bad_field(at + "encrypted_content", str(error)) from None
+        if text is None:
+            unread = item.encrypted_content
+        else:
+            content = [ReasoningText(text)]
     return ReasoningItem(
         id=item.id or new_item_id("rs"),
         summary=[SummaryText(part.text) for part in item.summary or ()],
         content=content,
+        encrypted_content=unread,
         status=item.status or "completed",
     )

@@ -18,11 +18,12 @@ from server.openai.inputs import Label, ServiceTier, Verbosity
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.item_fields import kind_of_item
-from server.openai.responses.items import InputImage
+from server.openai.responses.items import InputImage, ReasoningItem
+from server.openai.responses.tools import CustomTool, Namespace, ResponseTool, ToolSet, read_tools
 from server.openai.structured import FORMAT_NAME, StructuredFields
 from server.openai.tool_fields import ReasoningEffort
 from server.openai.unread_fields import unread_fields
-from server.openai.unsupported import ignored_params, ignored_tool_params
+from server.openai.unsupported import ignored_params
 
 _MAX_MODEL_NAME = 256
 _MAX_ID = 256
@@ -90,6 +91,7 @@ FORWARDED = frozenset(
         *StructuredFields.model_fields,
     }
 )
+_CALLABLE = ("function", "custom")
 _ONE_ANSWER = "must be 1: a response is one answer"
 _EMPTY: tuple[Any, ...] = (None, False, [], {})
 
@@ -100,30 +102,30 @@ def _read_tool_choice(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be 'none', 'auto', 'required' or an object")
     kind = value.get("type")
-    if kind == "function":
+    if kind in _CALLABLE:
         if not isinstance(value.get("name"), str):
-            raise ValueError("must name a function")
-        return {"type": "function", "name": value["name"]}
+            raise ValueError(f"must name a {kind} tool")
+        return {"type": kind, "name": value["name"]}
     if kind == "allowed_tools":
         tools, mode = value.get("tools"), value.get("mode")
         if mode not in ("auto", "required"):
             raise ValueError("needs a 'mode', 'auto' or 'required'")
-        if not isinstance(tools, list) or not tools or not all(map(_names_function, tools)):
+        if not isinstance(tools, list) or not tools or not all(map(_names_tool, tools)):
             raise ValueError("needs 'tools', a list of {'type': 'function', 'name': ...}")
         return {
             "type": "allowed_tools",
             "mode": mode,
-            "tools": [{"type": "function", "name": tool["name"]} for tool in tools],
+            "tools": [{"type": tool["type"], "name": tool["name"]} for tool in tools],
         }
     raise ValueError(
         f"of type {shorten(str(kind), 40)!r} is not supported; tools are functions here"
     )
 
 
-def _names_function(tool: Any) -> bool:
+def _names_tool(tool: Any) -> bool:
     return (
         isinstance(tool, dict)
-        and tool.get("type") == "function"
+        and tool.get("type") in _CALLABLE
         and isinstance(tool.get("name"), str)
     )
 
@@ -134,35 +136,6 @@ def _read_conversation(value: Any) -> str | None:
     if value is None or (isinstance(found, str) and 0 < len(found) <= _MAX_ID):
         return found
     raise ValueError("must be a conversation's id, or an object with its 'id'")
-
-
-class ResponseTool(ApiModel):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-def _read_tools(value: Any) -> list[ResponseTool] | None:
-    """Parse tools one by one, so that the error names the invalid one. Only functions are valid."""
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise ValueError("must be a list")
-    tools: list[ResponseTool] = []
-    for index, tool in enumerate(value):
-        where = f"tools.{index}"
-        if not isinstance(tool, dict):
-            raise bad_field(where, "must be an object")
-        kind = tool.get("type")
-        if kind != "function":
-            shown = shorten(str(kind), 40)
-            raise bad_field(f"{where}.type", f"{shown!r} is not supported; tools are functions")
-        tools.append(ResponseTool.read(tool, f"{where}."))
-    return tools
 
 
 class TextFormat(ApiModel):
@@ -215,8 +188,10 @@ Input = Annotated[
     list[NewItem], PlainValidator(read_input, json_schema_input_type=str | list[InputItem])
 ]
 Tools = Annotated[
-    list[ResponseTool] | None,
-    PlainValidator(_read_tools, json_schema_input_type=list[ResponseTool] | None),
+    ToolSet,
+    PlainValidator(
+        read_tools, json_schema_input_type=list[ResponseTool | CustomTool | Namespace] | None
+    ),
 ]
 ToolChoice = Annotated[
     str | dict[str, Any] | None,
@@ -239,7 +214,7 @@ class ResponseInput(ApiModel):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: ConversationId = None
-    tools: Tools = None
+    tools: Tools = Field(default_factory=ToolSet)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -281,8 +256,7 @@ class ResponseInput(ApiModel):
                 names.append("text.verbosity")
         if self.reasoning is not None:
             names += ignored_params(self.reasoning.model_extra, "reasoning.")
-        for index, tool in enumerate(self.tools or ()):
-            names += ignored_tool_params(tool.model_extra, f"tools.{index}.")
+        names += self.tools.ignored()
         for index, item in enumerate(self.input):
             names += [
                 f"input.{index}.{field}.{place}.detail"
@@ -290,6 +264,8 @@ class ResponseInput(ApiModel):
                 for place, part in enumerate(getattr(item, field, None) or ())
                 if isinstance(part, InputImage) and part.detail != "auto"
             ]
+            if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
+                names.append(f"input.{index}.encrypted_content")
         return names
 
     @classmethod

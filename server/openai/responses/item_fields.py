@@ -10,6 +10,7 @@ from server.openai.responses.input_items import (
     ImagePart,
     NewCall,
     NewCallOutput,
+    NewCustomCall,
     NewMessage,
     NewReasoning,
     NewReference,
@@ -36,14 +37,15 @@ _PARTS = by_type(
 _REASONING = always(read_fields_of(ReasoningPart.model_fields))
 _MESSAGE = read_fields_of(NewMessage.model_fields, content=_PARTS)
 _REFERENCE = read_fields_of(NewReference.model_fields)
+# The call has the tool's name, too.
+_OUTPUT = read_fields_of((*NewCallOutput.model_fields, "name"), output=_PARTS)
 _kind_by_type = by_type(
     {
         "message": _MESSAGE,
         "function_call": read_fields_of(NewCall.model_fields),
-        # The call has the function's name, too.
-        "function_call_output": read_fields_of(
-            (*NewCallOutput.model_fields, "name"), output=_PARTS
-        ),
+        "function_call_output": _OUTPUT,
+        "custom_tool_call": read_fields_of(NewCustomCall.model_fields),
+        "custom_tool_call_output": _OUTPUT,
         "reasoning": read_fields_of(
             NewReasoning.model_fields, summary=_REASONING, content=_REASONING
         ),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from server.openai.outputs import TokenLogprob
 
@@ -101,6 +101,18 @@ class CallItem(Struct, tag_field="type", tag="function_call", kw_only=True):
     name: str
     arguments: str  # JSON
     status: ItemStatus
+    namespace: str | UnsetType = UNSET  # of the function, if it has one
+
+
+class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call", kw_only=True):
+    """A call of a custom tool by the model."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
 class CallOutputItem(Struct, tag_field="type", tag="function_call_output", kw_only=True):
@@ -119,6 +131,10 @@ class CallOutputItem(Struct, tag_field="type", tag="function_call_output", kw_on
         return _for_chat(self.output) or "\n".join(texts)
 
 
+class CustomCallOutputItem(CallOutputItem, tag="custom_tool_call_output", kw_only=True):
+    """The output of a call of a custom tool."""
+
+
 class ReasoningItem(Struct, tag_field="type", tag="reasoning", kw_only=True):
     """The model's reasoning before its answer."""
 
@@ -133,7 +149,9 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning", kw_only=True):
         return "".join(part.text for part in self.content or self.summary)
 
 
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+Item = (
+    MessageItem | CallItem | CallOutputItem | CustomCallItem | CustomCallOutputItem | ReasoningItem
+)
 
 _decode_item = msgspec.json.Decoder(Item).decode
 

@@ -80,6 +80,22 @@ class FunctionTool(Struct, tag_field="type", tag="function"):
     description: str | None = None
 
 
+class CustomTool(Struct, tag_field="type", tag="custom"):
+    """A tool that the model may call with a text."""
+
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class NamespaceTool(Struct, tag_field="type", tag="namespace"):
+    """A group of tools."""
+
+    name: str
+    description: str
+    tools: list[FunctionTool | CustomTool]
+
+
 class ConversationReference(Struct):
     """The conversation that a response belongs to."""
 
@@ -113,7 +129,7 @@ class Response(Struct, kw_only=True):
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool]
+    tools: list[FunctionTool | CustomTool | NamespaceTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]

@@ -90,8 +90,9 @@ async def count_input_tokens(request: Request) -> HttpResponse:
     state = state_of(request)
     caller = caller_with_deadline(request, body.deadline_ms, state.settings.default_deadline_s)
     async with until_disconnect(request.receive), until_deadline(caller):
-        _, conversation = await prepare_conversation(state, caller, body, new_response_id())
-    return json_response(InputTokens(input_tokens=len(conversation.prompt)), headers)
+        prepared = await prepare_conversation(state, caller, body, new_response_id())
+    num_tokens = len(prepared.conversation.prompt)
+    return json_response(InputTokens(input_tokens=num_tokens), headers)
 
 
 @router.get(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from engine.errors import RequestError
@@ -12,10 +13,12 @@ from server.openai.responses.inputs import ResponseInput, ResponsesRequest
 from server.openai.responses.items import (
     CallItem,
     CallOutputItem,
+    CustomCallItem,
     Item,
     MessageItem,
     ReasoningItem,
 )
+from server.openai.responses.tools import ToolSet, shown_name, to_arguments
 
 # Chat's field names and this API's; the first that matches counts.
 _FIELD_NAMES = {
@@ -26,14 +29,18 @@ _FIELD_NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
+_TOOL_FIELD = re.compile(r"tools\.(\d+)\b.*")
 
 
-def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
+def chat_body(
+    request: ResponseInput, items: Sequence[Item], loose: Collection[str] = ()
+) -> dict[str, Any]:
     """The body of the equivalent chat request.
 
     Args:
         request: its own ``input`` is ignored.
         items: the whole conversation, resolved.
+        loose: names of tools whose calls need not satisfy their schemas.
     """
     body: dict[str, Any] = {
         **request.forwarded,
@@ -41,11 +48,11 @@ def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
         "messages": to_chat_messages(request.instructions, items),
         "response_format": _response_format(request),
     }
-    if request.tools:
-        body["tools"] = [_tool(tool) for tool in tools_of(request)]
+    if offered := request.tools.offered:
+        body["tools"] = [tool.for_chat(loose) for tool in offered]
         body["parallel_tool_calls"] = request.parallel_tool_calls
     if request.tool_choice is not None:
-        body["tool_choice"] = _tool_choice(request.tool_choice)
+        body["tool_choice"] = _tool_choice(request.tool_choice, request.tools)
     if request.reasoning is not None:
         body["reasoning_effort"] = request.reasoning.effort
     if isinstance(request, ResponsesRequest):
@@ -76,8 +83,11 @@ def to_chat_messages(instructions: str | None, items: Sequence[Item]) -> list[di
             case ReasoningItem():
                 last = _assistant_message(messages, "content", "tool_calls")
                 last["reasoning_content"] = last.get("reasoning_content", "") + item.text()
-            case CallItem():
-                function = {"name": item.name, "arguments": item.arguments}
+            case CallItem() | CustomCallItem():
+                name = shown_name(item.name, item.namespace or None)
+                is_custom = isinstance(item, CustomCallItem)
+                arguments = to_arguments(item.input) if is_custom else item.arguments
+                function = {"name": name, "arguments": arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 _assistant_message(messages).setdefault("tool_calls", []).append(call)
             case CallOutputItem():
@@ -96,39 +106,31 @@ def to_chat_messages(instructions: str | None, items: Sequence[Item]) -> list[di
     return messages
 
 
-def tools_of(request: ResponseInput) -> list[dict[str, Any]]:
-    """The tools as they are echoed: flat, with defaults filled in."""
-    return [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict is not False,
-        }
-        for tool in request.tools or ()
-    ]
-
-
 @contextlib.contextmanager
-def translate_errors() -> Iterator[None]:
-    """Rename chat's fields in errors raised in the block to this API's."""
+def translate_errors(tools: ToolSet | None = None) -> Iterator[None]:
+    """Rename chat's fields in errors raised in the block to this API's.
+
+    ``tools``: of the request; errors about one of them name its place there.
+    """
     try:
         yield
     except (ApiError, RequestError) as error:
         api_error = to_api_error(error, "")
-        for theirs, ours in _FIELD_NAMES.items():
-            if api_error.param is not None and api_error.param.split(".")[0] == theirs:
-                message = api_error.message.replace(f"'{api_error.param}'", f"'{ours}'")
-                message = message.replace(f"'{theirs}'", f"'{ours}'")
-                raise ApiError(
-                    api_error.status,
-                    message,
-                    param=ours,
-                    code=api_error.code,
-                    headers=api_error.headers,
-                ) from None
-        raise
+        param = api_error.param or ""
+        theirs = param.split(".")[0]
+        ours = _FIELD_NAMES.get(theirs)
+        if tools is not None and (place := _TOOL_FIELD.fullmatch(param)):
+            theirs, ours = param, tools.offered[int(place[1])].where
+        if ours is None:
+            raise
+        message = api_error.message.replace(f"'{param}'", f"'{ours}'")
+        raise ApiError(
+            api_error.status,
+            message.replace(f"'{theirs}'", f"'{ours}'"),
+            param=ours,
+            code=api_error.code,
+            headers=api_error.headers,
+        ) from None
 
 
 def _assistant_message(messages: list[dict[str, Any]], *taken: str) -> dict[str, Any]:
@@ -156,16 +158,14 @@ def _response_format(request: ResponseInput) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {k: v for k, v in tool.items() if k != "type" and v is not None}
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+def _tool_choice(choice: str | dict[str, Any], tools: ToolSet) -> str | dict[str, Any]:
     if isinstance(choice, str):
         return choice
-    if choice["type"] == "function":
-        return {"type": "function", "function": {"name": choice["name"]}}
-    tools = [{"type": "function", "function": {"name": tool["name"]}} for tool in choice["tools"]]
-    allowed = {"mode": choice["mode"], "tools": tools}
+
+    def named(one: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": tools.find(one["name"])}}
+
+    if choice["type"] != "allowed_tools":
+        return named(choice)
+    allowed = {"mode": choice["mode"], "tools": [named(one) for one in choice["tools"]]}
     return {"type": "allowed_tools", "allowed_tools": allowed}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec import UNSET
+
 from server.openai.outputs import TokenLogprob
 from server.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
     Event,
+    InputDelta,
+    InputDone,
     ItemAdded,
     ItemDone,
     Numbering,
@@ -26,6 +30,7 @@ from server.openai.responses.events import (
 from server.openai.responses.input_items import encode_reasoning, new_item_id
 from server.openai.responses.items import (
     CallItem,
+    CustomCallItem,
     Item,
     ItemStatus,
     MessageItem,
@@ -34,6 +39,7 @@ from server.openai.responses.items import (
     ReasoningText,
     SummaryText,
 )
+from server.openai.responses.tools import OfferedTool, to_input
 
 
 class Writer(Protocol):
@@ -108,13 +114,14 @@ class MessageWriter:
 class CallWriter:
     """A function call."""
 
-    def __init__(self, index: int, numbering: Numbering, call_id: str, name: str) -> None:
+    def __init__(self, index: int, numbering: Numbering, call_id: str, tool: OfferedTool) -> None:
         self._item_fields = {"output_index": index}
         self._next_number = numbering.next
         self._id = new_item_id("fc")
         self._part_fields = {**self._item_fields, "item_id": self._id}
         self._call_id = call_id
-        self._name = name
+        self._name = tool.definition.name
+        self._namespace = tool.namespace or UNSET
         self._arguments: list[str] = []
 
     def begin(self) -> list[Event]:
@@ -122,10 +129,11 @@ class CallWriter:
         item = self.item("in_progress")
         return [ItemAdded(sequence_number=self._next_number(), item=item, **self._item_fields)]
 
-    def add(self, text: str) -> Event:
+    def add(self, text: str) -> list[Event]:
         """Add a piece of the arguments."""
         self._arguments.append(text)
-        return ArgumentsDelta(sequence_number=self._next_number(), delta=text, **self._part_fields)
+        number = self._next_number()
+        return [ArgumentsDelta(sequence_number=number, delta=text, **self._part_fields)]
 
     def end(self, status: ItemStatus) -> list[Event]:
         """See ``Writer``."""
@@ -149,6 +157,55 @@ class CallWriter:
             name=self._name,
             arguments="".join(self._arguments),
             status=status,
+            namespace=self._namespace,
+        )
+
+
+class CustomCallWriter:
+    """A call of a custom tool. Its input is known, and sent, when its arguments are complete."""
+
+    def __init__(self, index: int, numbering: Numbering, call_id: str, tool: OfferedTool) -> None:
+        self._item_fields = {"output_index": index}
+        self._next_number = numbering.next
+        self._id = new_item_id("ctc")
+        self._part_fields = {**self._item_fields, "item_id": self._id}
+        self._call_id = call_id
+        self._name = tool.definition.name
+        self._namespace = tool.namespace or UNSET
+        self._arguments: list[str] = []
+
+    def begin(self) -> list[Event]:
+        """See ``Writer``."""
+        item = self.item("in_progress")
+        return [ItemAdded(sequence_number=self._next_number(), item=item, **self._item_fields)]
+
+    def add(self, text: str) -> list[Event]:
+        """Add a piece of the arguments that hold the input."""
+        self._arguments.append(text)
+        return []
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """See ``Writer``."""
+        item = self.item(status)
+        whole, part, number = item.input, self._part_fields, self._next_number
+        events: list[Event] = []
+        if whole:
+            events.append(InputDelta(sequence_number=number(), delta=whole, **part))
+        return [
+            *events,
+            InputDone(sequence_number=number(), input=whole, **part),
+            ItemDone(sequence_number=number(), item=item, **self._item_fields),
+        ]
+
+    def item(self, status: ItemStatus) -> CustomCallItem:
+        """See ``Writer``."""
+        return CustomCallItem(
+            id=self._id,
+            call_id=self._call_id,
+            name=self._name,
+            input=to_input("".join(self._arguments)),
+            status=status,
+            namespace=self._namespace,
         )
 
 
