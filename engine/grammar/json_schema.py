@@ -13,33 +13,16 @@ from typing import Any
 
 from engine.errors import InvalidParameter
 from engine.grammar.finiteness import has_finite_text
-from engine.grammar.number_ranges import missing_bound
+from engine.grammar.formats import IGNORED_FORMATS, KNOWN_FORMATS, OTHER_FORMATS
+from engine.grammar.lookaround import without_lookaround
+from engine.grammar.number_ranges import missing_bound, usable_minimum
+from engine.grammar.property_names import spelled_out
 
 # Whitespace between the parts of a JSON text: at most one blank, or a line break and an
 # indentation. The library's default is unbounded, and at a high temperature a model can go on
 # writing blanks.
 _BLANKS = r"[ \t]|\r?\n[ \t]{0,24}"
 _OPTIONS = {"whitespace_pattern": _BLANKS, "lenient": False, "coerce_one_of": False}
-
-# Formats that describe a string's use but not its syntax, from OpenAPI, Google and pydantic. The
-# library either enforces other formats or refuses the schema.
-IGNORED_FORMATS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
-
-# Patterns for formats that the library does not know: pydantic's, of types such as UUID4 and
-# Base64Bytes, and OpenAPI's byte.
-_BASE64 = r"^(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?$"
-FORMAT_PATTERNS = {
-    "base64": _BASE64.format("A-Za-z0-9+/"),
-    "base64url": _BASE64.format("A-Za-z0-9_-"),
-    "byte": _BASE64.format("A-Za-z0-9+/"),
-    **{
-        f"uuid{version}": (
-            rf"^[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{version}[0-9a-fA-F]{{3}}"
-            r"-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
-        )
-        for version in range(1, 9)
-    },
-}
 
 _MAX_DEPTH = 100  # the library refuses deeper schemas
 _MAX_VALUES = 20_000  # in one enum
@@ -101,17 +84,20 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
 def _cleaned(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return schema
+    schema = spelled_out(schema, root)
     kept: dict[str, Any] = {}
     form: list[dict[str, Any]] = []  # a pattern in place of the format
     for keyword, value in schema.items():
         if keyword == "x-guidance" or (keyword == "uniqueItems" and value is False):
             continue
-        if keyword == "format" and isinstance(value, str) and value in IGNORED_FORMATS:
+        if keyword == "format" and isinstance(value, str) and _is_idle(value, schema):
             continue
         _check(keyword, value)
-        if keyword == "format" and isinstance(value, str) and value in FORMAT_PATTERNS:
-            form = [{"pattern": FORMAT_PATTERNS[value]}]
+        if keyword == "format" and isinstance(value, str) and value in OTHER_FORMATS:
+            form = [{"pattern": f"^(?:{OTHER_FORMATS[value]})$"}]
             continue
+        if keyword == "pattern" and isinstance(value, str):
+            value = without_lookaround(value)
         if keyword in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
             value = [_cleaned(each, root, depth + 1) for each in value]
         elif keyword in _SCHEMA_MAP_KEYWORDS and isinstance(value, Mapping):
@@ -121,7 +107,14 @@ def _cleaned(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
         kept[keyword] = value
     if form and isinstance(several := kept.get("allOf", []), list):
         kept["allOf"] = several + form
-    return {**kept, **missing_bound(schema, root)}
+    return {**kept, **missing_bound(schema, root), **usable_minimum(schema)}
+
+
+def _is_idle(form: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a format says nothing, or nothing besides the pattern that comes with it."""
+    if form in KNOWN_FORMATS or form in OTHER_FORMATS:
+        return False
+    return form in IGNORED_FORMATS or isinstance(schema.get("pattern"), str)
 
 
 def _check(keyword: str, value: Any) -> None:

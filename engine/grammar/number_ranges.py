@@ -17,6 +17,7 @@ from engine.grammar.finiteness import resolve
 _KEYWORDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _LEAST_DISTANCE = 1e-9  # from an exclusive bound
 _MAX_EXACT = 1e6  # numbers below are exact to that distance
+_LOWEST = -(10**18)  # the library has failed below; it holds maxima of any size
 _MAX_DEPTH = 8
 _MAX_PARTS = 64  # of one schema that are looked at
 
@@ -42,6 +43,14 @@ def missing_bound(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[st
         return {}
     distance = min(_LEAST_DISTANCE, abs(far - near) / 2)
     return {name: near + math.copysign(distance, far - near)}
+
+
+def usable_minimum(schema: Mapping[str, Any]) -> dict[str, int]:
+    """A higher minimum in place of one that the library cannot hold: of 64-bit integers, mostly."""
+    low, high = schema.get("minimum"), schema.get("maximum", 0)
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return {}
+    return {"minimum": _LOWEST} if low < _LOWEST < high else {}
 
 
 def _parts(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.grammar.json_schema import FORMAT_PATTERNS, IGNORED_FORMATS
+from engine.grammar.formats import ALL_FORMATS, IGNORED_FORMATS
+from engine.grammar.lookaround import without_lookaround
 from server.text.argument_kinds import argument_types, resolve
 from server.text.enforceable import UnenforceableSchema, constraints_of, unsupported_keyword
 from server.text.lark import LarkBuilder
@@ -17,34 +18,6 @@ from server.text.lark import LarkBuilder
 _MAX_DEPTH = 16
 TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")  # those that can be held
 _ANY = r"(.|\n)"
-
-# By format: a regular expression for the whole text. RFC 3339 and its appendix A, RFC 1123,
-# RFC 3986, RFC 4291, RFC 5321, in a common subset where the standard allows more.
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]+)?(Z|[+-]{_CLOCK})"
-_HOURS = "T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
-_DAYS = "([0-9]+D|[0-9]+M([0-9]+D)?|[0-9]+Y([0-9]+M([0-9]+D)?)?)"
-_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_{|}~-]+"
-_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_HEX = "[0-9A-Fa-f]{1,4}"
-_URI_CHAR = "([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "duration": f"P({_DAYS}({_HOURS})?|{_HOURS}|[0-9]+W)",
-    "email": rf"{_ATOM}(\.{_ATOM})*@{_LABEL}(\.{_LABEL})+",
-    "hostname": rf"{_LABEL}(\.{_LABEL})*",
-    "ipv4": rf"{_OCTET}(\.{_OCTET}){{3}}",
-    "ipv6": f"{_HEX}(:{_HEX}){{7}}|"
-    + "|".join(
-        f"({_HEX}(:{_HEX}){{0,{left}}})?::({_HEX}(:{_HEX}){{0,{5 - left}}})?" for left in range(6)
-    ),
-    "uri": f"[A-Za-z][A-Za-z0-9+.-]*:{_URI_CHAR}*(#{_URI_CHAR}*)?",
-    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-}
 
 
 def tagged_text(
@@ -145,11 +118,9 @@ def text_patterns(schema: Mapping[str, Any]) -> list[str]:
     if "pattern" in schema:
         patterns.append(_whole(schema["pattern"]))
     form = schema.get("format")
-    if form in FORMAT_PATTERNS:
-        patterns.append(_whole(FORMAT_PATTERNS[form]))
-    elif form in _FORMATS:
-        patterns.append(_FORMATS[form])
-    elif form is not None and form not in IGNORED_FORMATS:
+    if form in ALL_FORMATS:
+        patterns.append(ALL_FORMATS[form])
+    elif form is not None and form not in IGNORED_FORMATS and "pattern" not in schema:
         raise UnenforceableSchema(f"the format {str(form)[:40]!r} cannot be held by this model")
     return patterns
 
@@ -160,7 +131,7 @@ def _whole(pattern: Any) -> str:
     Raises:
         UnenforceableSchema: there are anchors elsewhere than at the ends.
     """
-    inner = str(pattern)
+    inner = without_lookaround(str(pattern))
     begins = inner.startswith("^")
     ends = inner.endswith("$") and not _is_escaped(inner, len(inner) - 1)
     inner = inner[begins : len(inner) - ends]

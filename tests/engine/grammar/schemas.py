@@ -554,6 +554,53 @@ def of_applications() -> Iterator[tuple[str, Schema]]:
     )
 
 
+def of_generators() -> Iterator[tuple[str, Schema]]:
+    """What zod 4 and pydantic write beside the above."""
+    names = {"enum": ["a", "b"]}
+    yield (
+        "zod record",
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": SMALL},
+    )
+    yield (
+        "zod record of names",
+        {"type": "object", "propertyNames": names, "additionalProperties": SMALL},
+    )
+    told = {"type": "object", "propertyNames": names, "additionalProperties": FLAG}
+    yield "zod record of all names", {**told, "required": ["a", "b"]}
+    own = {"properties": {"a": SMALL, "c": SMALL}}
+    yield "names beside properties", {**told, **own, "required": ["a"]}
+    yield (
+        "names that are referred to",
+        {
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/name"},
+            "additionalProperties": SMALL,
+            "required": ["x"],
+            "$defs": {"name": {"type": "string", "enum": ["x", "y"], "title": "Name"}},
+        },
+    )
+    by_pattern = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[xy]{1,2}$"},
+        "additionalProperties": SMALL,
+    }
+    yield "names of a pattern", by_pattern
+    yield (
+        "names of a format",
+        {"type": "object", "propertyNames": {"format": "date"}, "additionalProperties": SMALL},
+    )
+    email = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@"
+    email += r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    yield "zod email", closed({"to": {"type": "string", "format": "email", "pattern": email}})
+    nano = {"type": "string", "format": "nanoid", "pattern": "^[a-zA-Z0-9_-]{21}$"}
+    yield "zod nanoid", nano
+    decimal = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+    either = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": decimal}]}
+    yield "pydantic decimal", closed({"price": either})
+    yield "int64", {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    yield "int64 without a maximum", {"type": "integer", "minimum": -(2**63)}
+
+
 GROUPS = (
     of_types,
     of_values,
@@ -565,6 +612,7 @@ GROUPS = (
     of_references,
     of_annotations,
     of_applications,
+    of_generators,
 )
 SCHEMAS: dict[str, Schema] = {name: schema for group in GROUPS for name, schema in group()}
 
