@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -209,7 +210,8 @@ def _tensors(model: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _taken_apart(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's tensors under the names in its checkpoints, with experts stacked."""
+    """The model's tensors under the names in its checkpoints, with those of experts, and of the
+    norms of heads, stacked."""
     import tempfile
 
     from safetensors.torch import load_file
@@ -217,15 +219,16 @@ def _taken_apart(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         saved = load_file(Path(directory) / "model.safetensors")
-    experts: dict[str, dict[int, torch.Tensor]] = {}
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in saved.items():
-        before, dot, after = key.partition(".experts.")
-        number, _, rest = after.partition(".")
-        if dot and number.isdigit():
-            experts.setdefault(f"{before}.experts.{rest}", {})[int(number)] = tensor
-        else:
+        numbered = re.fullmatch(r"(.*\.experts|.*_layernorm\.norms)\.(\d+)\.(.*)", key)
+        if numbered is None:
             yield key, tensor
-    for key, each in experts.items():
+            continue
+        before, number, rest = numbered.groups()
+        whole = f"{before.removesuffix('.norms')}.{rest}"
+        stacks.setdefault(whole, {})[int(number)] = tensor
+    for key, each in stacks.items():
         yield key, torch.stack([each[number] for number in range(len(each))])
 
 

@@ -135,6 +135,10 @@ _DENSE: Kinds = {
             **rope("default", partial_rotary_factor=0.5),
         },
     ),
+    "stablelm_heads": (
+        "StableLmConfig",
+        {"qk_layernorm": True, "use_parallel_residual": True, **_LAYER_NORM},
+    ),
     "gpt2": ("GPT2Config", _GPT2),
     "gpt_bigcode": ("GPTBigCodeConfig", _GPT2),
     "gpt_bigcode_by_head": ("GPTBigCodeConfig", {**_GPT2, "multi_query": False}),

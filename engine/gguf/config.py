@@ -135,7 +135,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo2": Architecture("olmo2", _RMS),
     "smollm3": Architecture("smollm3", _RMS, rope_interleaved=True),
     "stablelm": Architecture(
-        "stablelm", _LAYER_NORM, flags={"use_parallel_residual": "use_parallel_residual"}
+        "stablelm",
+        _LAYER_NORM,
+        flags={"use_parallel_residual": "use_parallel_residual"},
+        by_tensor={"blk.0.attn_q_norm.weight": "qk_layernorm"},
     ),
     "command-r": Architecture(
         "cohere",

@@ -30,14 +30,18 @@ def read_gguf_spec(file: GgufFile) -> DecoderSpec:
         raise ModelLoadError(str(error).replace("config.json", str(file.path), 1)) from None
     assert isinstance(spec, DecoderSpec)
     names = file.tensors.keys()
+    norm = spec.norm
+    if architecture_of(file).norms_include_offset:
+        norm = replace(norm, offset=0.0)
+    if "norm_biases" in spec.optional:
+        norm = replace(norm, bias="output_norm.bias" in names)
     return replace(
         spec,
-        norm=replace(spec.norm, offset=0.0)
-        if architecture_of(file).norms_include_offset
-        else spec.norm,
+        norm=norm,
         qkv_bias=not names.isdisjoint({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias=any(name.endswith(".ffn_up.bias") for name in names),
+        separate_head_norms=False,
         tie_word_embeddings="output.weight" not in names,
         eos_token_ids=end_token_ids(file),
         checkpoint_dtype=_DENSE.get(_main_type(file), "bfloat16"),

@@ -17,6 +17,7 @@ from engine.models.config_reader import ConfigReader
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import read_spec
 from engine.models.json_file import parse_object, read_bytes
+from engine.models.optional_tensors import with_present
 from engine.models.safetensors import Header, read_header
 from engine.models.sentence_transformers import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
@@ -108,7 +109,7 @@ def read_config(model: str) -> ModelConfig:
     _check_modules(directory, sentence, spec)
     if isinstance(spec, DecoderSpec):
         spec = _with_other_end_tokens(directory, spec)
-        spec = _with_own_head(directory, spec, pools=sentence.kind is not None)
+        spec = _as_in_files(directory, spec, pools=sentence.kind is not None)
     vision, images_refused = _read_part(read_vision, config, directory, spec)
     audio, audio_refused = _read_part(read_audio, config, directory, spec)
     return ModelConfig(
@@ -252,16 +253,20 @@ def _with_other_end_tokens(directory: Path, spec: DecoderSpec) -> DecoderSpec:
     return replace(spec, eos_token_ids=tuple(dict.fromkeys(listed)))
 
 
-def _with_own_head(directory: Path, spec: DecoderSpec, *, pools: bool) -> DecoderSpec:
-    """Add a head that the files have, though the config calls it tied to the embedding; or remove
-    that of a model which ``pools`` if they lack it."""
-    if not spec.is_generative or not (spec.tie_word_embeddings or pools):
+def _as_in_files(directory: Path, spec: DecoderSpec, *, pools: bool) -> DecoderSpec:
+    """Remove optional parameters that the files lack. Add a head that they have, though the config
+    calls it tied to the embedding; or remove that of a model which ``pools`` if they lack it."""
+    is_tied = spec.is_generative and spec.tie_word_embeddings
+    may_lack_head = spec.is_generative and pools and not is_tied
+    if not (is_tied or may_lack_head or spec.optional):
         return spec
     try:
         headers = read_headers(directory)
-        if not spec.tie_word_embeddings:
-            return without_missing_head(spec, headers)
-        return with_own_head(spec, headers)
+        if is_tied:
+            spec = with_own_head(spec, headers)
+        elif may_lack_head:
+            spec = without_missing_head(spec, headers)
+        return with_present(spec, headers)
     except ModelLoadError:
         return spec  # who reads the weights reports what is wrong with the files
 

@@ -262,6 +262,18 @@ class PerHead:
         return stored.flatten()
 
 
+class OneOfRows:
+    """[n], a row of a matrix, as StableLM stores the norms of its heads one by one."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return shape[1:]
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        return stored.unsqueeze(0)
+
+
 class SingleRow:
     """[1, n], as ERNIE stores the routing correction bias."""
 

@@ -11,6 +11,7 @@ from engine.models.kimi_names import KIMI_LINEAR, LING3
 from engine.models.layouts import (
     Layout,
     NormedRows,
+    OneOfRows,
     QkvByKvHead,
     RowOffset,
     StackedExperts,
@@ -169,6 +170,11 @@ _PHI3 = (
     Rule(LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
 )
 
+_STABLELM = (
+    *LLAMA,
+    Rule(LAYER + "self_attn.q_layernorm.norms.{h}.weight", "{i}.query_norm", 0, OneOfRows()),
+    Rule(LAYER + "self_attn.k_layernorm.norms.{h}.weight", "{i}.key_norm", 0, OneOfRows()),
+)
 _GPT2 = (
     Rule("transformer.wte.weight", "embedding"),
     Rule("transformer.wpe.weight", "positions"),
@@ -343,6 +349,7 @@ _TABLES = {
     "qwen3_vl_moe": _in_multimodal_model(QWEN3_VL_MOE),
     "smolvlm": _in_multimodal_model(LLAMA, "text_model"),
     "solar_open": GLM4_MOE,
+    "stablelm": _STABLELM,
     "starcoder2": _STARCODER2,
     "step3p5": STEP3,
     "vaultgemma": _GEMMA2,

@@ -21,6 +21,8 @@ from kernels.activations import ActivationKind, OutputGateKind
 
 NormKind = Literal["rms", "layer"]
 Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparse_mixer"]  # see ``RoutingRule``
+# Parameters that not every checkpoint of a family has (``optional_tensors.py``).
+OptionalPart = Literal["norm_biases"]
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class DecoderSpec:
     altup: AltUpSpec | None = None  # None: there is one residual stream
     layer_scales: bool = False  # a learned factor of the residual stream after each layer
     qk_layer_norm: bool = False  # instead: layer norms, and each head has its own weights
+    separate_head_norms: bool = False  # with qk_layer_norm: each head's weights are a tensor
     qk_norm_after_rope: bool = False  # with qk_norm: after rope
     unit_qk_norm: bool = False  # without weights, in layers with rope
     temperature: TemperatureSpec | None = None
@@ -175,6 +178,7 @@ class DecoderSpec:
     score_sigmoid: bool = True  # a score is the sigmoid of the head's output
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str | None = None  # from config.json
+    optional: tuple[OptionalPart, ...] = ()  # what is here only if the files have it, too
     naming: str = ""  # name table, if the architecture has none of its own or several
     num_draft_layers: int = 0  # after the last layer; their tensors are not read
     num_unread_layers: int = 0  # the same, if they cannot serve as draft heads

@@ -98,13 +98,15 @@ def targets(
                 continue
             mixer, mlp = spec.layers[i].checkpoint_layers or (i, i)
             name = rule.pattern.replace("{i}", str(mixer)).replace("{m}", str(mlp))
-            if "{e}" not in name:
-                if (rule.part or 0) < len(wanted[parameter].parts):  # values may be keys
-                    places[name] = Target(parameter, rule.part, rule.layout)
-                continue
-            for e in range(num_experts):
-                part = (rule.part or 0) + e * rule.parts_per_expert
-                places[name.replace("{e}", str(e))] = Target(parameter, part, rule.layout)
+            if "{e}" in name:
+                for e in range(num_experts):
+                    part = (rule.part or 0) + e * rule.parts_per_expert
+                    places[name.replace("{e}", str(e))] = Target(parameter, part, rule.layout)
+            elif "{h}" in name:
+                for h in range(len(wanted[parameter].parts)):
+                    places[name.replace("{h}", str(h))] = Target(parameter, h, rule.layout)
+            elif (rule.part or 0) < len(wanted[parameter].parts):  # values may be keys
+                places[name] = Target(parameter, rule.part, rule.layout)
     return places
 
 
@@ -374,8 +376,9 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
         if layer.mlp:
             found |= _norm(spec, "mlp_after", spec.hidden_size)
     if spec.qk_layer_norm:
-        found["query_norm"] = Parameter((spec.num_heads,), (spec.head_dim,), is_norm=True)
-        found["key_norm"] = Parameter((spec.num_kv_heads,), (spec.head_dim,), is_norm=True)
+        for name, heads in (("query_norm", spec.num_heads), ("key_norm", spec.num_kv_heads)):
+            parts = (1,) * heads if spec.separate_head_norms else (heads,)
+            found[name] = Parameter(parts, (spec.head_dim,), is_norm=True)
     if (spec.qk_norm or spec.wide_qk_norm) and not layer.recurrent:
         head = spec.head_dim
         query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)

@@ -231,6 +231,7 @@ def _slice_parameter(
     whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool
 ) -> ParameterSlice:
     """Cut a parameter to the rank's lengths, in every dimension where these are shorter."""
+    own = _in_place(whole, own, shard)
     begins = tuple(
         tuple(
             _slice_start(length, share, shard)
@@ -243,6 +244,19 @@ def _slice_parameter(
         begin = _slice_start(whole.trailing[0], own.trailing[0], shard)
         columns = slice(begin, begin + own.trailing[0])
     return ParameterSlice(whole, own, begins, columns, is_zero)
+
+
+def _in_place(whole: Parameter, own: Parameter, shard: Shard) -> Parameter:
+    """Return the rank's parameter with as many parts as the whole has: it has fewer of equal ones
+    (those of its heads), and nothing of the others."""
+    if len(own.parts) == len(whole.parts):
+        return own
+    count = len(own.parts)
+    begin = _slice_start(len(whole.parts), count, shard)
+    places = range(begin, begin + count)
+    return replace(
+        own, parts=tuple(size if at in places else 0 for at, size in enumerate(whole.parts))
+    )
 
 
 def _slice_table(whole: Parameter, shard: Shard) -> ParameterSlice:

@@ -182,12 +182,20 @@ def phi3(reader: ConfigReader) -> DecoderSpec:
 
 
 def stablelm(reader: ConfigReader) -> DecoderSpec:
-    """StableLM 2 and StableLM 3B: layer norms, rope on a quarter of the head."""
-    reader.refuse("qk_layernorm", "is true, which is not supported")
-    is_parallel = reader.flag("use_parallel_residual")
+    """StableLM 2 and StableLM 3B: layer norms, rope on a quarter of the head.
+
+    The 12B norms each head's query and key, too. Its norms have no biases as published; copies that
+    Hugging Face's code has saved have some.
+    """
+    is_parallel, norms_heads = reader.flag("use_parallel_residual"), reader.flag("qk_layernorm")
+    reader.ignore("use_norm_bias")
+    reader.require("rotary_scaling_factor", 1.0)
     return read_decoder(
         reader,
         norm=NormSpec(reader.number("layer_norm_eps", 1e-5), "layer", bias=True),
+        optional=("norm_biases",),
+        qk_layer_norm=norms_heads,
+        separate_head_norms=norms_heads,
         placement="parallel" if is_parallel else "pre",
         shared_norm=is_parallel,
         qkv_bias=reader.flag("use_qkv_bias"),
@@ -275,5 +283,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(qwen3, "Qwen3, dense", "QK norms"),
     "seed_oss": Family(seed_oss, "Seed-OSS", "biases"),
     "smollm3": Family(smollm3, "SmolLM3", "no rope in every fourth layer"),
-    "stablelm": Family(stablelm, "StableLM", "layer norms, partial rope"),
+    "stablelm": Family(
+        stablelm,
+        "StableLM",
+        "layer norms, partial rope, QK layer norms in the 12B",
+        has_remote_code=True,
+    ),
 }

@@ -391,6 +391,8 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("falcon", "ln_f.bias"),
         ("falcon_groups", "ln_mlp.weight"),
         ("stablelm", "input_layernorm.bias"),
+        ("stablelm_heads", "q_layernorm.norms.5.weight"),
+        ("stablelm_heads", "k_layernorm.norms.1.weight"),
         ("gpt2", "wpe.weight"),
         ("gpt2", "ln_f.bias"),
         ("gpt2", "attn.c_attn.bias"),
