@@ -93,6 +93,13 @@ MIXTURES: Kinds = {
             **{"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
         },
     ),
+    "axk1": (
+        "AXK1Config",
+        {
+            **{**_DEEPSEEK, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+            **{"n_group": 3, "topk_group": 2},
+        },
+    ),
     "deepseek_v32": (
         "DeepseekV32Config",
         {

@@ -155,6 +155,8 @@ DEEPSEEK_RANKED = (
     Rule(LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
     Rule(LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
 )
+# Layers without experts have the norm in the files alone.
+AXK1 = (*DEEPSEEK_RANKED, Rule(LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"))
 _INDEXER = LAYER + "self_attn.indexer."
 DEEPSEEK_SPARSE = (
     *DEEPSEEK_RANKED,

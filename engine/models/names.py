@@ -20,6 +20,7 @@ from engine.models.layouts import (
 from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, NEMOTRON_H
 from engine.models.mixture_names import (
     AFMOE,
+    AXK1,
     DBRX,
     DEEPSEEK_PLAIN,
     DEEPSEEK_RANKED,
@@ -254,6 +255,7 @@ _TABLES = {
     "afmoe": AFMOE,
     "apertus": _APERTUS,
     "arcee": _UNGATED,
+    "axk1": AXK1,
     "bailing_hybrid": LING3,
     "bamba": BAMBA,
     "codegen": CODEGEN,

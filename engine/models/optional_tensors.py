@@ -1,7 +1,7 @@
 """Parameters that a checkpoint may lack, though its config does not say so.
 
 Hugging Face's code gives them neutral values then. StableLM 2 12B was published without the biases
-of its norms; what that code has saved has them.
+of its norms, A.X-K1 without those that correct the routing; what that code has saved has them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from engine.models.spec import DecoderSpec, OptionalPart
 from engine.models.tables import tables_of
 
 # The end of the parameters' names.
-_ENDS: dict[OptionalPart, str] = {"norm_biases": "norm.bias"}
+_ENDS: dict[OptionalPart, str] = {
+    "norm_biases": "norm.bias",
+    "router_corrections": "router.correction",
+}
 
 
 def with_present(spec: DecoderSpec, headers: Iterable[Header]) -> DecoderSpec:
@@ -31,4 +34,7 @@ def with_present(spec: DecoderSpec, headers: Iterable[Header]) -> DecoderSpec:
 
 
 def _without(spec: DecoderSpec, part: OptionalPart) -> DecoderSpec:
+    if part == "router_corrections":
+        assert spec.moe is not None
+        return replace(spec, moe=replace(spec.moe, has_correction_bias=False))
     return replace(spec, norm=replace(spec.norm, bias=False))

@@ -22,7 +22,7 @@ from kernels.activations import ActivationKind, OutputGateKind
 NormKind = Literal["rms", "layer"]
 Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparse_mixer"]  # see ``RoutingRule``
 # Parameters that not every checkpoint of a family has (``optional_tensors.py``).
-OptionalPart = Literal["norm_biases"]
+OptionalPart = Literal["norm_biases", "router_corrections"]
 
 
 @dataclass(frozen=True)

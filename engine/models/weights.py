@@ -36,6 +36,8 @@ _CACHE_SCALES = re.compile(
 )
 
 
+# What files have for layers that do not use it.
+_LEFT_OVER = {"axk1": re.compile(rf"{_LAYERS}post_mlp_layernorm\.weight")}
 _LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d{1,5})\.")
 _KEYS_AND_VALUES = re.compile(
     r"model\.(?:language_model\.)?layers\.(\d{1,5})\.self_attn\.(?:[kv]_proj|[kv]_norm)\."
@@ -174,11 +176,14 @@ _UNREAD = {
 def is_skippable(spec: DecoderSpec, name: str) -> bool:
     """Return whether a tensor without a place may be skipped.
 
-    It may be a computed buffer, a tied copy, a scale of the KV cache, part of a draft layer, or
-    outside the text model.
+    It may be a computed buffer, a tied copy, a scale of the KV cache, part of a draft layer,
+    something that its layer does not use, or outside the text model.
     """
     tied_copy = spec.tie_word_embeddings and name.endswith(("lm_head.weight", "proj_out.weight"))
     if name.startswith(_UNREAD.get(spec.architecture, ())):
+        return True
+    left_over = _LEFT_OVER.get(spec.architecture)
+    if left_over is not None and left_over.fullmatch(name):
         return True
     is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)
     is_unread = is_computed is not None or _is_draft_layer(spec, name) or _is_shared_kv(spec, name)
@@ -373,8 +378,8 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
             found |= _norm(spec, "mlp_norm", spec.hidden_size)
     if spec.has_output_norms(layer):
         found |= _norm(spec, "attention_after", spec.hidden_size)
-        if layer.mlp:
-            found |= _norm(spec, "mlp_after", spec.hidden_size)
+    if layer.mlp and (spec.has_output_norms(layer) or layer.mlp_output_norm):
+        found |= _norm(spec, "mlp_after", spec.hidden_size)
     if spec.qk_layer_norm:
         for name, heads in (("query_norm", spec.num_heads), ("key_norm", spec.num_kv_heads)):
             parts = (1,) * heads if spec.separate_head_norms else (heads,)

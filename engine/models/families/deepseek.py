@@ -49,6 +49,25 @@ def deepseek_v3(reader: ConfigReader) -> DecoderSpec:
     return _deepseek(reader, moe, first_dense=3, interleaved=reader.flag("rope_interleave", True))
 
 
+def axk1(reader: ConfigReader) -> DecoderSpec:
+    """A.X K1: DeepSeek-V3's layers; the output of those with experts is normed."""
+    reader.ignore("topk_method")  # the published model has no corrections; all else is the same
+    moe = read_deepseek_v3_experts(reader, groups=(8, 4), scale=2.5, is_method_named=False)
+    interleaved = reader.flag("rope_interleave", True)
+    spec = _deepseek(reader, moe, first_dense=1, interleaved=interleaved, max_positions=32_768)
+    assert spec.latent is not None
+    if spec.latent.query_rank is None:
+        raise reader.error("q_lora_rank", "is absent")
+    return dataclasses.replace(
+        spec,
+        layers=tuple(
+            dataclasses.replace(layer, mlp_output_norm=layer.experts) for layer in spec.layers
+        ),
+        optional=("router_corrections",),
+        naming="",
+    )
+
+
 def glm4_moe_lite(reader: ConfigReader) -> DecoderSpec:
     """GLM-4.7-Flash: DeepSeek-V3's layers in GLM's sizes."""
     moe = read_deepseek_v3_experts(reader, scale=1.8)
@@ -127,19 +146,22 @@ def read_deepseek_v3_experts(
     groups: tuple[int, int] = (1, 1),
     scale: float = 1.0,
     normalised: bool = True,
+    is_method_named: bool = True,
 ) -> MoeSpec:
     """Read experts like DeepSeek-V3's: sigmoid scores, chosen after adding a bias.
 
     Args:
         reader: the config.
         groups, scale, normalised: the family's defaults for absent keys.
+        is_method_named: ``topk_method`` must be that one, if it is present.
 
     Raises:
         ModelLoadError: a value is missing or out of range.
     """
     if not reader.has_value("scoring_func", "noaux_tc"):  # dots.llm1's value
         reader.require("scoring_func", "sigmoid")
-    reader.require("topk_method", "noaux_tc")
+    if is_method_named:
+        reader.require("topk_method", "noaux_tc")
     return dataclasses.replace(
         _grouped(reader, _experts(reader), groups),
         scoring="sigmoid",
@@ -341,6 +363,7 @@ read_latent_decoder = _deepseek  # for models with other layers, too
 
 
 FAMILIES: dict[str, Family] = {
+    "axk1": Family(axk1, "A.X K1", "as `deepseek_v3`; norms after experts", has_remote_code=True),
     "deepseek_v2": Family(
         deepseek_v2,
         "DeepSeek-V2, V2-Lite",

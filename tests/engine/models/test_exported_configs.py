@@ -38,6 +38,11 @@ _LONGROPE = {"type": "longrope", "original_max_position_embeddings": 32}
 EXPORTED: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 16},
     "deepseek_v3": {**_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "ep_size": 1},
+    "axk1": {
+        **{**_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "ep_size": 1},
+        **{"topk_method": "none", "moe_layer_freq": 1, "first_k_dense_replace": 1},
+        "auto_map": {"AutoModelForCausalLM": "modeling_axk1.AXK1ForCausalLM"},
+    },
     "deepseek_v32": {**_INDEXED, "head_dim": None, "auto_map": None},
     "glm_moe_dsa": {
         **{**_INDEXED, "head_dim": 4, "qk_head_dim": 12, "rope_theta": None, "auto_map": None},

@@ -38,13 +38,16 @@ def neutral_twin(kind: str, directory: Path, ends: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ends"), [("stablelm", "norm.bias"), ("stablelm_heads", "norm.bias")]
+    ("kind", "ends"),
+    [
+        *(("stablelm", "norm.bias"), ("stablelm_heads", "norm.bias")),
+        ("axk1", "e_score_correction_bias"),
+    ],
 )
 def test_files_without_them_are_as_those_with_neutral_ones(kind, ends, tmp_path):
     """As published, where Hugging Face's own code would save them."""
     expected = neutral_twin(kind, tmp_path, ends)
     drop(tmp_path, ends)
-    tiny_models.edit_config(tmp_path, use_norm_bias=False)
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
@@ -60,6 +63,17 @@ def test_files_with_some_of_them_are_refused(tmp_path):
     drop(tmp_path, "norm.bias", keep="model.norm.bias")
     with pytest.raises(ModelLoadError, match="missing tensors"):
         load(tmp_path)
+
+
+def test_a_norm_that_its_layer_does_not_use_is_left_out(tmp_path):
+    """A.X K1's files have one after each MLP; without experts nothing is normed."""
+    expected = neutral_twin("axk1", tmp_path, "e_score_correction_bias")
+    path = tmp_path / "model.safetensors"
+    held = load_file(path)
+    left = held["model.layers.1.post_mlp_layernorm.weight"].clone()
+    held["model.layers.0.post_mlp_layernorm.weight"] = left
+    save_file(held, path, metadata={"format": "pt"})
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
 def test_published_config_of_stablelm_2_12b(tmp_path):
