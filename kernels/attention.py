@@ -54,6 +54,7 @@ class AttentionSpec:
     windows: tuple[int | None, ...] = (None,)  # the distinct windows of the layers, in tokens
     softcap: float | None = None
     has_sinks: bool = False
+    has_slopes: bool = False
     chunk_size: int | None = (
         None  # some layers' queries see their own chunk of so many positions alone
     )
@@ -100,11 +101,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """One layer's attention: ``softmax(softcap(q k^T * scale) + mask) v``.
+    """One layer's attention: ``softmax(softcap(q k^T * scale + bias) + mask) v``.
 
     The mask is causal unless the step's geometry says otherwise; a query at position p attends to
     the ``window`` positions (p - window, p]. A sink is an additional score in each softmax without
-    a value: it takes weight and adds nothing.
+    a value: it takes weight and adds nothing. The bias is that of ALiBi (Press et al. 2022): a
+    head's slope times the key's distance from the query, which is below 0 for keys before it.
     """
 
     scale: float
@@ -119,6 +121,8 @@ class LayerAttention:
         False  # queries attend up to the step's ``query_ends``, if there are any
     )
     reads_source: bool = False  # queries attend to all of the source, and to nothing else
+    # [num_heads] float32; None: no bias
+    slopes: torch.Tensor | None = field(default=None, compare=False)
 
 
 class LayerCache(NamedTuple):

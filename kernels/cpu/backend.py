@@ -104,6 +104,7 @@ class CpuAttention:
             layer.chunk_size or 0,
             pointer(layer.sinks),
             pointer(state.geometry.device.query_ends) if layer.is_bidirectional else None,
+            pointer(layer.slopes),
             cache.block_stride_heads,
             query.data_ptr(),
             cache.keys.data_ptr(),

@@ -49,8 +49,9 @@ _NORM_ROPE_STORE = (
     *[COUNT] * 6,
     *[POINTER] * 3,
 )
-# Batch, scale, cap, window, chunk, sinks, ends, block layout, queries, keys, values, results.
-_ATTENTION = (POINTER, REAL, REAL, COUNT, COUNT, POINTER, POINTER, COUNT, *[POINTER] * 4)
+# Batch, scale, cap, window, chunk, sinks, ends, slopes, block layout, queries, keys, values and
+# results.
+_ATTENTION = (POINTER, REAL, REAL, COUNT, COUNT, *[POINTER] * 3, COUNT, *[POINTER] * 4)
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_attention": _ATTENTION,

@@ -33,6 +33,7 @@ class _Bucket:
     block_rows: torch.Tensor  # [rows * kv_heads * L / block_size] rows of the cache to gather
     masked: torch.Tensor | None  # [rows, 1, 1, L] bool, or None when nothing is masked
     empty_slots: torch.Tensor | None  # gathered slots past a sequence's end
+    distances: torch.Tensor | None  # [rows, 1, 1, L] float32, of keys from the query
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class _Chunk:
     first: int  # the first used slot among those gathered
     last: int  # one past the last
     mask: torch.Tensor | None  # [queries, last - first] bool, True if seen; None: causal
+    distances: torch.Tensor | None  # [queries, last - first] float32, of keys from queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,9 @@ def _decode(
     values = values.unflatten(0, (num_rows * kv_heads, -1))
     grouped = (query.float() * layer.scale).view(num_rows * kv_heads, group, head_dim)
     scores = torch.bmm(grouped, keys.transpose(1, 2))  # [rows * kv_heads, group, L]
+    if layer.slopes is not None and bucket.distances is not None:
+        slopes = layer.slopes.view(1, kv_heads, group, 1)
+        scores.view(num_rows, kv_heads, group, -1).addcmul_(slopes, bucket.distances)
     if layer.softcap is not None:
         scores = torch.tanh(scores / layer.softcap) * layer.softcap
     if bucket.masked is not None:
@@ -182,7 +187,7 @@ def _attend_chunk(
     keys = keys.unflatten(0, (kv_heads, -1))[:, used]
     values = values.unflatten(0, (kv_heads, -1))[:, used]
     heads = query.float().transpose(0, 1)  # [heads, n, head_dim]
-    if layer.softcap is None and layer.sinks is None:
+    if layer.softcap is None and layer.sinks is None and layer.slopes is None:
         output = functional.scaled_dot_product_attention(
             heads.unsqueeze(0),
             keys.unsqueeze(0),
@@ -195,6 +200,8 @@ def _attend_chunk(
     else:
         grouped = heads.reshape(kv_heads, -1, *heads.shape[1:])
         scores = (grouped * layer.scale) @ keys.unsqueeze(1).transpose(2, 3)
+        if layer.slopes is not None and chunk.distances is not None:
+            scores.addcmul_(layer.slopes.view(kv_heads, -1, 1, 1), chunk.distances)
         if layer.softcap is not None:
             scores = torch.tanh(scores / layer.softcap) * layer.softcap
         seen = chunk.mask
@@ -305,11 +312,16 @@ def _make_bucket(
     past_end = positions >= seq_lens
     masked = past_end if window is None else past_end | (positions < seq_lens - window)
     tokens = None if whole else torch.from_numpy(batch.query_start[rows]).to(device)
+    distances: torch.Tensor | None = None
+    if spec.has_slopes:
+        from_query = (positions - (seq_lens - 1)).astype(np.float32)
+        distances = torch.from_numpy(from_query)[:, None, None].to(device)
     return _Bucket(
         tokens=tokens,
         block_rows=_head_rows(blocks, spec.num_kv_heads).to(device),
         masked=torch.from_numpy(masked)[:, None, None].to(device) if masked.any() else None,
         empty_slots=_empty_slots(past_end, spec.num_kv_heads, device),
+        distances=distances,
     )
 
 
@@ -335,13 +347,16 @@ def _plan_chunk(
     start = seq_len - queries
     first = 0 if window is None else max(0, start - window + 1)
     keys = np.arange(first, seq_len)
+    places = np.arange(start, seq_len)[:, None]
     mask = None
     if start > 0 or ends is not None or (window is not None and queries > window):
-        places = np.arange(start, seq_len)[:, None]
         seen = keys < (places + 1 if ends is None else ends[begin:end, None])
         if window is not None:
             seen &= keys > places - window
         mask = torch.from_numpy(seen).to(spec.device)
+    distances: torch.Tensor | None = None
+    if spec.has_slopes:
+        distances = torch.from_numpy((keys - places).astype(np.float32)).to(spec.device)
     offset = skipped * spec.block_size
     return _Chunk(
         begin=begin,
@@ -350,6 +365,7 @@ def _plan_chunk(
         first=first - offset,
         last=seq_len - offset,
         mask=mask,
+        distances=distances,
     )
 
 

@@ -49,6 +49,8 @@ class TritonAttention:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         if spec.num_heads // spec.num_kv_heads > TILE_ROWS:
             return f"more than {TILE_ROWS} heads share a KV head"
+        if spec.has_slopes:
+            return "scores that fall with distance (ALiBi) have no kernel"
         if spec.is_bidirectional and (self._invariant or spec.value_dim is not None):
             kind = "batch-invariant" if self._invariant else "latent"
             return f"{kind} attention has no kernel for queries that see what is behind them"

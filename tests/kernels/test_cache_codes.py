@@ -175,6 +175,7 @@ def test_a_copied_block_keeps_its_scales(codes: torch.dtype, store) -> None:
     window=st.none() | st.integers(1, 40),
     softcap=st.none() | st.just(3.0),
     has_sinks=st.booleans(),
+    has_slopes=st.booleans(),
     codes=codes_dtypes,
     seed=st.integers(0, 2**31),
 )
@@ -187,6 +188,7 @@ def test_the_reference_reads_codes_as_the_definition_says(
     window: int | None,
     softcap: float | None,
     has_sinks: bool,
+    has_slopes: bool,
     codes: torch.dtype,
     seed: int,
 ) -> None:
@@ -200,6 +202,7 @@ def test_the_reference_reads_codes_as_the_definition_says(
         window=window,
         softcap=softcap,
         sinks=torch.linspace(-2, 6, kv_heads * group) if has_sinks else None,
+        slopes=torch.linspace(0, 0.5, kv_heads * group) if has_slopes else None,
         cache_dtype=codes,
         seed=seed,
     )

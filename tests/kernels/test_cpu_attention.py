@@ -48,6 +48,7 @@ def check(problem: Problem) -> None:
     window=st.none() | st.integers(1, 200),
     softcap=st.none() | st.just(20.0),
     has_sinks=st.booleans(),
+    has_slopes=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     cache_dtype=st.sampled_from([None, torch.int8, torch.float8_e4m3fn]),
     has_neighbours=st.booleans(),
@@ -64,6 +65,7 @@ def test_mixed_batches_equal_the_definition(
     window: int | None,
     softcap: float | None,
     has_sinks: bool,
+    has_slopes: bool,
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
     has_neighbours: bool,
@@ -86,6 +88,7 @@ def test_mixed_batches_equal_the_definition(
         softcap=softcap,
         dtype=dtype,
         sinks=sinks,
+        slopes=torch.linspace(0, 0.5, kv_heads * group) if has_slopes else None,
         cache_dtype=cache_dtype,
         is_bidirectional=is_bidirectional,
         seed=seed,
@@ -154,8 +157,9 @@ CACHE_DTYPES = [None, torch.int8, torch.float8_e4m3fn]
 @pytest.mark.parametrize("window", [None, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("has_slopes", [False, True])
 def test_long_rows_are_split_and_joined(
-    window: int | None, dtype: torch.dtype, cache_dtype: torch.dtype | None
+    window: int | None, dtype: torch.dtype, cache_dtype: torch.dtype | None, has_slopes: bool
 ) -> None:
     """Lengths around the split size, one split to several, beside short rows and a chunk."""
     problem = make_problem(
@@ -163,6 +167,7 @@ def test_long_rows_are_split_and_joined(
         [511, 512, 3, 1100, 1021],
         group=3,
         window=window,
+        slopes=torch.linspace(0.001, 0.1, 6) if has_slopes else None,
         dtype=dtype,
         cache_dtype=cache_dtype,
     )

@@ -29,6 +29,9 @@ def _naive(query, keys, values, layer, start):
         for head in range(query.shape[1]):
             k = keys[first : position + 1, head // group].double()
             scores = (k @ query[i, head].double()) * layer.scale
+            if layer.slopes is not None:
+                distances = torch.arange(first, position + 1) - position
+                scores += layer.slopes[head].double() * distances
             if layer.softcap is not None:
                 scores = layer.softcap * torch.tanh(scores / layer.softcap)
             if layer.sinks is not None:
@@ -39,7 +42,18 @@ def _naive(query, keys, values, layer, start):
 
 
 def _check(
-    rows, *, kv_heads, group, head_dim, block_size, window, softcap, dtype, seed, has_sinks=False
+    rows,
+    *,
+    kv_heads,
+    group,
+    head_dim,
+    block_size,
+    window,
+    softcap,
+    dtype,
+    seed,
+    has_sinks=False,
+    has_slopes=False,
 ):
     """rows: (context before this step, new tokens) of each sequence."""
     rng = np.random.default_rng(seed)
@@ -49,10 +63,12 @@ def _check(
         return torch.randn(shape, generator=generator).to(dtype)
 
     spec = AttentionSpec(
-        kv_heads * group, kv_heads, head_dim, block_size, dtype, CPU, (window,), softcap
+        *(kv_heads * group, kv_heads, head_dim, block_size, dtype, CPU, (window,), softcap),
+        has_slopes=has_slopes,
     )
     sinks = noise(kv_heads * group).float() if has_sinks else None
-    layer = LayerAttention(head_dim**-0.5, window, softcap, sinks)
+    slopes = torch.linspace(0, 0.5, kv_heads * group) if has_slopes else None
+    layer = LayerAttention(head_dim**-0.5, window, softcap, sinks, slopes=slopes)
     lens = np.array([start + new for start, new in rows])
     num_blocks = -(-lens // block_size)
     total = int(num_blocks.sum()) + 3
@@ -98,9 +114,10 @@ _ROW = st.tuples(st.integers(0, 40), st.one_of(st.just(1), st.integers(1, 20)))
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**16),
     has_sinks=st.booleans(),
+    has_slopes=st.booleans(),
 )
 def test_any_ragged_batch_equals_the_naive_loop(
-    rows, kv_heads, group, block_size, window, softcap, dtype, seed, has_sinks
+    rows, kv_heads, group, block_size, window, softcap, dtype, seed, has_sinks, has_slopes
 ):
     _check(
         rows,
@@ -113,6 +130,7 @@ def test_any_ragged_batch_equals_the_naive_loop(
         dtype=dtype,
         seed=seed,
         has_sinks=has_sinks,
+        has_slopes=has_slopes,
     )
 
 

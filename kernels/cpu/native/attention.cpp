@@ -98,7 +98,7 @@ Split behind(const Items& all, int64_t index) {
 
 template <class T>
 void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
-  const Items all = items_of(batch, layer, kv_heads_together(batch, tensors));
+  const Items all = items_of(batch, layer, kv_heads_together(batch, layer, tensors));
   const int64_t kv_heads = batch.kv_heads, dim = batch.value_dim;
   const int64_t group = batch.heads / kv_heads, a_head = padded(dim) + 2;
   const int64_t stride = batch.heads * a_head;  // of the sums of one split
@@ -141,11 +141,12 @@ extern "C" {
 
 // Writes [tokens][heads][value_dim]; the step's keys and values are in the cache already.
 void quire_attention(const quire::Batch* batch, float scale, float softcap, int64_t window,
-                     int64_t chunk, const float* sinks, const int32_t* ends, int64_t heads_apart,
-                     const void* query, const void* keys, const void* values, void* output) {
+                     int64_t chunk, const float* sinks, const int32_t* ends, const float* slopes,
+                     int64_t heads_apart, const void* query, const void* keys, const void* values,
+                     void* output) {
   using namespace quire;
   with_type(batch->dtype, [&]<class T>() {
-    attend(*batch, Layer{scale, softcap, window, chunk, sinks, ends},
+    attend(*batch, Layer{scale, softcap, window, chunk, sinks, ends, slopes},
            Tensors<T>{static_cast<const T*>(query), static_cast<const T*>(keys),
                       static_cast<const T*>(values), static_cast<T*>(output), heads_apart});
   });
@@ -154,12 +155,12 @@ void quire_attention(const quire::Batch* batch, float scale, float softcap, int6
 // The same over a cache of codes; `kind` as in cache_codes.h.
 void quire_attention_codes(const quire::Batch* batch, float scale, float softcap, int64_t window,
                            int64_t chunk, const float* sinks, const int32_t* ends,
-                           int64_t heads_apart, const void* query, const void* keys, const void* values,
-                           void* output, int32_t kind, const float* key_scales,
-                           const float* value_scales) {
+                           const float* slopes, int64_t heads_apart, const void* query,
+                           const void* keys, const void* values, void* output, int32_t kind,
+                           const float* key_scales, const float* value_scales) {
   using namespace quire;
   with_type(batch->dtype, [&]<class T>() {
-    attend(*batch, Layer{scale, softcap, window, chunk, sinks, ends},
+    attend(*batch, Layer{scale, softcap, window, chunk, sinks, ends, slopes},
            Tensors<T>{static_cast<const T*>(query), nullptr, nullptr, static_cast<T*>(output),
                       heads_apart,
                       {CodeKind{kind}, keys, values, key_scales, value_scales}});

@@ -32,6 +32,7 @@ struct Layer {
   int64_t chunk;       // tokens, of which a query sees its own chunk alone; 0: all
   const float* sinks;  // [heads]; null: none
   const int32_t* ends;  // [tokens], one past the last position seen, of chunks; null: the query's
+  const float* slopes;  // [heads], of scores over distances; null: none
 };
 
 template <class T>
@@ -93,10 +94,11 @@ struct Split {
 
 // Where the tokens of a span lie, at most a tile of them.
 struct TilePlaces {
+  int64_t begin;  // the first one's position
   int64_t count = 0;
   int64_t at[TILE];
 
-  TilePlaces(const Batch& batch, int64_t heads_apart, const Span& span) {
+  TilePlaces(const Batch& batch, int64_t heads_apart, const Span& span) : begin(span.begin) {
     span.for_runs(batch, heads_apart, [this](int64_t first, int64_t run) {
       for (int64_t i = 0; i < run; ++i) at[count + i] = first + i;
       count += run;
@@ -221,6 +223,14 @@ inline Span first_tile(const Span& span) {
 // twice as long otherwise.
 float weigh(float* scores, int64_t count, float softcap, float& top, float& weight);
 
+// scores[TILE] of keys from position `begin` on get what ALiBi adds for their distances from a query.
+inline void add_distances(float* scores, float slope, int64_t begin, int64_t query) {
+  for (int64_t i = 0; i < TILE; i += LANES) {
+    const Ints distances = LANE + int32_t(begin + i - query);
+    store(scores + i, load(scores + i) + to_floats(distances) * slope);
+  }
+}
+
 // Calls body<GROUP>() for a number that is known when the program runs, 1 to MAX.
 template <int MAX, class Body>
 void with_group(int64_t group, Body body) {
@@ -302,7 +312,7 @@ void attend_split(const Batch&, const Layer&, const Tensors<T>&, const Split&, c
 
 // KV heads that attend_split takes at a time, at most.
 template <class T>
-int64_t kv_heads_together(const Batch&, const Tensors<T>&);
+int64_t kv_heads_together(const Batch&, const Layer&, const Tensors<T>&);
 
 // The same by tiles, where the processor has a matrix unit; the other two are for one KV head.
 void attend_split_tiles(const Batch&, const Layer&, const Tensors<bfloat16>&, const Split&,

@@ -101,6 +101,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   for (int g = 0; g < GROUP; ++g)
     for (int64_t d = 0; d < dim; d += LANES)
       store(queries + g * padded(dim) + d, load(query + g * dim + d, dim - d));
+  const int64_t last = batch.seq_lens[span.row] - 1;
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP], scores[GROUP][TILE];
   std::fill(tops, tops + GROUP, -INFINITE);
   for_tiles(batch, tensors, span, next, [&](const TilePlaces& places, const Ahead<T>& ahead) {
@@ -108,6 +109,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
     score<GROUP>(queries, rows, ahead, dim, layer.scale, scores);
     for (int g = 0; g < GROUP; ++g) {
       if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
+      if (layer.slopes) add_distances(scores[g], layer.slopes[head + g], places.begin, last);
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
       if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
     }
@@ -129,8 +131,9 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
 }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
-inline bool takes_tiles(const Tensors<bfloat16>& tensors) {
-  return tensors.codes.kind == CodeKind::NONE && MatrixUnit::exists();
+// Scores of tiles are weighed where they are, without what the heads' slopes add.
+inline bool takes_tiles(const Layer& layer, const Tensors<bfloat16>& tensors) {
+  return !layer.slopes && tensors.codes.kind == CodeKind::NONE && MatrixUnit::exists();
 }
 #endif
 
@@ -152,10 +155,10 @@ void attend_span(const Batch& batch, const Layer& layer, const Tensors<T>& tenso
 }  // namespace
 
 template <class T>
-int64_t kv_heads_together(const Batch& batch, const Tensors<T>& tensors) {
+int64_t kv_heads_together(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bfloat16>)
-    if (takes_tiles(tensors)) return kv_heads_of_tiles(batch);
+    if (takes_tiles(layer, tensors)) return kv_heads_of_tiles(batch);
 #endif
   return 1;
 }
@@ -165,7 +168,7 @@ void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tens
                   const Split& split, const Split& next, float* sums) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bfloat16>)
-    if (takes_tiles(tensors))
+    if (takes_tiles(layer, tensors))
       return attend_split_tiles(batch, layer, tensors, split, next, sums);
 #endif
   const int64_t stride = batch.heads / batch.kv_heads * (padded(batch.value_dim) + 2);
@@ -177,8 +180,8 @@ void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   }
 }
 
-template int64_t kv_heads_together(const Batch&, const Tensors<float>&);
-template int64_t kv_heads_together(const Batch&, const Tensors<bfloat16>&);
+template int64_t kv_heads_together(const Batch&, const Layer&, const Tensors<float>&);
+template int64_t kv_heads_together(const Batch&, const Layer&, const Tensors<bfloat16>&);
 template void attend_split(const Batch&, const Layer&, const Tensors<float>&, const Split&,
                            const Split&, float*);
 template void attend_split(const Batch&, const Layer&, const Tensors<bfloat16>&, const Split&,

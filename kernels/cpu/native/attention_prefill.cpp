@@ -216,6 +216,9 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
         continue;
       }
       if (tokens.is_coded) scale_tile(tokens.key_scales, scores + r * TILE);
+      if (layer.slopes)  // of scores before they are scaled
+        add_distances(scores + r * TILE, layer.slopes[kv_head * group + r % group] / layer.scale,
+                      tile, at);
       const float kept =
           weigh(layer, scores + r * TILE, low, high, tops[r], totals[r], tokens, weighed);
       if (kept == 1.0f) continue;

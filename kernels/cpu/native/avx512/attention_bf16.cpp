@@ -97,6 +97,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
       _mm512_store_si512(queries[g] + d, load_step(query, d, dim));
     std::fill(sums[g], sums[g] + (value_dim + STEP - 1) / STEP * STEP, 0.0f);
   }
+  const int64_t last = batch.seq_lens[span.row] - 1;
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP];
   std::fill(tops, tops + GROUP, -INFINITE);
   bfloat16* widened =
@@ -106,6 +107,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
     score<GROUP>(queries, rows, ahead, dim, layer.scale, scores);
     for (int g = 0; g < GROUP; ++g) {
       if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
+      if (layer.slopes) add_distances(scores[g], layer.slopes[head + g], places.begin, last);
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
       if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
     }

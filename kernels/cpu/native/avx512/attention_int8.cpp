@@ -201,6 +201,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
                    dim);
     std::fill(sums[g], sums[g] + steps * STEP, 0.0f);
   }
+  const int64_t last = batch.seq_lens[span.row] - 1;
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP];
   std::fill(tops, tops + GROUP, -INFINITE);
   alignas(64) float scores[GROUP][TILE], key_scales[TILE], value_scales[TILE];
@@ -211,6 +212,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
     load_scales(tensors.codes.value_scales, places, value_scales);
     score<GROUP>(queries, keys, places, ahead, dim, layer.scale, key_scales, scores);
     for (int g = 0; g < GROUP; ++g) {
+      if (layer.slopes) add_distances(scores[g], layer.slopes[head + g], places.begin, last);
       kept[g] = weigh(scores[g], places.count, layer.softcap, tops[g], totals[g]);
       weights[g].set(scores[g], value_scales, places.count);
     }

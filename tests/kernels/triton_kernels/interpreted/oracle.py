@@ -43,6 +43,7 @@ def make_problem(
     cache_dtype: torch.dtype | None = None,
     value_dim: int | None = None,
     is_bidirectional: bool = False,
+    slopes: torch.Tensor | None = None,
     seed: int = 0,
 ) -> Problem:
     """Make random queries and keys in randomly placed blocks, with poison between and after them.
@@ -87,11 +88,16 @@ def make_problem(
             (window,),
             softcap,
             sinks is not None,
+            slopes is not None,
             cache_dtype=cache_dtype,
             value_dim=value_dim,
             is_bidirectional=is_bidirectional,
         ),
-        layer=LayerAttention(scale, window, softcap, sinks, is_bidirectional=is_bidirectional),
+        layer=LayerAttention(
+            *(scale, window, softcap, sinks),
+            is_bidirectional=is_bidirectional,
+            slopes=slopes,
+        ),
         geometry=BatchGeometry.of(
             starts,
             seq_lens,
@@ -149,10 +155,12 @@ def attend(problem: Problem) -> torch.Tensor:
         keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
         query = problem.query[begin:end].double()
         scores = torch.einsum("qhd,lhd->hql", query, keys) * layer.scale
-        if layer.softcap is not None:
-            scores = torch.tanh(scores / layer.softcap) * layer.softcap
         places = torch.arange(seq_len - (end - begin), seq_len)[:, None]
         slots_seen = torch.arange(seq_len)[None, :]
+        if layer.slopes is not None:
+            scores += layer.slopes.double()[:, None, None] * (slots_seen - places)
+        if layer.softcap is not None:
+            scores = torch.tanh(scores / layer.softcap) * layer.softcap
         seen = slots_seen <= places
         if geometry.query_ends is not None:
             seen = slots_seen < torch.from_numpy(geometry.query_ends[begin:end])[:, None]

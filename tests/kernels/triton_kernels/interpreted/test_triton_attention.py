@@ -94,6 +94,11 @@ def test_queries_that_look_ahead_equal_the_definition(
     assert "batch-invariant" in (TritonAttention(invariant=True).refuse(problem.spec) or "")
 
 
+def test_slopes_are_refused() -> None:
+    spec = make_problem([1], [3], slopes=torch.linspace(0, 0.5, 4)).spec
+    assert "ALiBi" in (TritonAttention().refuse(spec) or "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
 @pytest.mark.parametrize(("head_dim", "window", "softcap"), [(512, None, None), (320, 37, 20.0)])
