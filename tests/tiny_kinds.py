@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.tiny_mixtures import MIXTURES
 from tests.tiny_shape import ABSENT, SHAPE, Kinds, rope
 
+_ALIBI = dict.fromkeys(
+    ("intermediate_size", "num_key_value_heads", "rms_norm_eps", "max_position_embeddings"), ABSENT
+)
 _LAYER_NORM = {"rms_norm_eps": ABSENT, "layer_norm_eps": 1e-4}
 _FALCON = {
     **dict.fromkeys(("intermediate_size", "num_key_value_heads", "rms_norm_eps"), ABSENT),
@@ -202,6 +205,16 @@ _DENSE: Kinds = {
         },
     ),
     "falcon_serial": ("FalconConfig", {**_FALCON, "parallel_attn": False, "multi_query": False}),
+    "bloom": ("BloomConfig", {**_ALIBI, "seq_length": 128}),
+    "mpt": (
+        "MptConfig",
+        {
+            **dict.fromkeys(SHAPE, ABSENT),
+            **{"d_model": 48, "n_heads": 6, "n_layers": 3, "max_seq_len": 128},
+            **{"vocab_size": 160, "bos_token_id": 1, "eos_token_id": 2},
+            "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3},
+        },
+    ),
     "cohere": ("CohereConfig", {**_LAYER_NORM, "logit_scale": 0.3, "pad_token_id": 0}),
     "cohere_qk": ("CohereConfig", {**_LAYER_NORM, "use_qk_norm": True, "pad_token_id": 0}),
     "cohere2": (

@@ -58,7 +58,10 @@ class Decoder:
         self.dtype = like.dtype  # of hidden states
         self._embed: Embeddings | None = None
         if modules.embed is not None:
-            self._embed = Embeddings(spec, modules.embed, modules.positions, like.dtype)
+            norm: Norm | None = None
+            if modules.embedding_norm is not None:
+                norm = bind_norm(spec.norm, modules.embedding_norm, kernels.operations)
+            self._embed = Embeddings(spec, modules.embed, modules.positions, norm, like.dtype)
         self._per_layer: PerLayerEmbeddings | None = None
         if modules.per_layer is not None:
             self._per_layer = PerLayerEmbeddings(spec, modules.per_layer, kernels.operations)

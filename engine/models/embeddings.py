@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from engine.models.norms import Norm
 from engine.models.rope import inverse_frequencies
 from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec
@@ -24,6 +25,7 @@ class Embeddings:
         spec: of the model.
         embed: ids [n] -> [n, hidden_size].
         positions: [max_position_embeddings, hidden_size], if they are learned.
+        norm: applied last; None: there is none.
         dtype: the model's.
     """
 
@@ -32,10 +34,12 @@ class Embeddings:
         spec: DecoderSpec,
         embed: Callable[[torch.Tensor], torch.Tensor],
         positions: torch.Tensor | None,
+        norm: Norm | None,
         dtype: torch.dtype,
     ) -> None:
         self._embed = embed
         self._positions = positions
+        self._norm = norm
         # Rounded to the model's dtype, as in the code that checkpoints were trained with.
         self._scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()
 
@@ -45,7 +49,8 @@ class Embeddings:
         if self._positions is not None:
             # Padding of captured steps has positions below 0, illegal indices on a GPU.
             x = x + functional.embedding(positions.clamp(min=0), self._positions)
-        return x if self._scale == 1.0 else x * self._scale
+        x = x if self._scale == 1.0 else x * self._scale
+        return x if self._norm is None else self._norm(x)
 
 
 class Rotations:

@@ -1,4 +1,4 @@
-"""Checkpoints' parameter names for GPT-NeoX and Falcon."""
+"""Checkpoints' parameter names for GPT-NeoX, Falcon, BLOOM and MPT."""
 
 from __future__ import annotations
 
@@ -61,3 +61,22 @@ def _falcon_norms(attention: str, mlp: str) -> tuple[Rule, ...]:
 
 FALCON = (*_FALCON_BODY, *_falcon_norms("input_layernorm", "post_attention_layernorm"))
 FALCON_TWO_NORMS = (*_FALCON_BODY, *_falcon_norms("ln_attn", "ln_mlp"))
+BLOOM = (
+    *FALCON,
+    Rule("transformer.word_embeddings_layernorm.weight", "embedding_norm"),
+    Rule("transformer.word_embeddings_layernorm.bias", "embedding_norm.bias"),
+)
+
+_MPT_LAYER = "transformer.blocks.{i}."
+MPT = (
+    Rule("transformer.wte.weight", "embedding"),
+    Rule("transformer.norm_f.weight", "norm"),
+    Rule("lm_head.weight", "head"),
+    Rule("score.weight", "score"),
+    Rule(_MPT_LAYER + "norm_1.weight", "{i}.attention_norm"),
+    Rule(_MPT_LAYER + "attn.Wqkv.weight", "{i}.qkv.weight", None),
+    Rule(_MPT_LAYER + "attn.out_proj.weight", "{i}.output.weight"),
+    Rule(_MPT_LAYER + "norm_2.weight", "{i}.mlp_norm"),
+    Rule(_MPT_LAYER + "ffn.up_proj.weight", "{i}.gate_up.weight"),
+    Rule(_MPT_LAYER + "ffn.down_proj.weight", "{i}.down.weight"),
+)

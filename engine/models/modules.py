@@ -112,6 +112,7 @@ class Modules:
 
     # ids [n] -> [n, hidden_size]; None: in another stage
     embed: Callable[[torch.Tensor], torch.Tensor] | None
+    embedding_norm: NormWeights | None
     positions: torch.Tensor | None  # [max_position_embeddings, hidden_size], where learned
     layers: tuple[Layer, ...]
     norm: NormWeights | None  # None: in another stage
@@ -149,7 +150,7 @@ def make_modules(
     """
     numbers = range(spec.first_layer, spec.first_layer + spec.num_layers)
     layers = tuple(make_layer(spec, weights, method, i, stacked=stacked) for i in numbers)
-    norm = _norm(spec, weights, "norm")
+    norm, embedding_norm = _norm(spec, weights, "norm"), _norm(spec, weights, "embedding_norm")
     positions = weights.get("positions")
     ends = _make_embed_and_head(spec, weights, method) if spec.has_embed_and_head else None
     num_bytes = sum(layer_bytes(layer) for layer in layers)
@@ -158,11 +159,12 @@ def make_modules(
         table = make_embedding(load_matrix(weights, "per_layer.embedding"), method)
         per_layer = make_per_layer(weights, method, *table)
     altup = None if spec.altup is None else make_altup_ends(spec.altup, weights, method)
-    held = (norm, ends, per_layer, altup)
+    held = (norm, embedding_norm, ends, per_layer, altup)
     num_bytes += sum(part.num_bytes for part in held if part is not None)
     num_bytes += 0 if positions is None else positions.nbytes
     return Modules(
         embed=None if ends is None else ends.embed,
+        embedding_norm=embedding_norm,
         positions=positions,
         layers=layers,
         norm=norm,
@@ -269,6 +271,7 @@ def _make_attention(
             weights.get(f"{i}.sinks"),
             layer.chunk,
             layer.bidirectional_images,
+            slopes=_slopes(spec, like),
         ),
         rope=int(layer.local_rope) if layer.rope and spec.rope else None,
         qkv=method.make(*_query_key_value(spec, weights, i)),
@@ -281,6 +284,13 @@ def _make_attention(
         value_norm=_value_norm(spec, like),
         qk_layer_norm=_joined_norms(spec, weights, i) if spec.qk_layer_norm else None,
     )
+
+
+def _slopes(spec: DecoderSpec, like: NormWeights | None) -> torch.Tensor | None:
+    if spec.alibi_slopes is None:
+        return None
+    assert like is not None
+    return like.weight.new_tensor(spec.alibi_slopes, dtype=torch.float32)
 
 
 def _xielu(weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor | None:

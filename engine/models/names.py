@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engine.models.falcon_names import FALCON, FALCON_TWO_NORMS, GPT_NEOX
+from engine.models.falcon_names import BLOOM, FALCON, FALCON_TWO_NORMS, GPT_NEOX, MPT
 from engine.models.gpt_names import CODEGEN, GPT_NEO, GPTJ, PHI
 from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from engine.models.kimi_names import KIMI_LINEAR, LING3
@@ -258,6 +258,7 @@ _TABLES = {
     "axk1": AXK1,
     "bailing_hybrid": LING3,
     "bamba": BAMBA,
+    "bloom": BLOOM,
     "codegen": CODEGEN,
     "cohere2_moe": GLM4_MOE,
     "dbrx": DBRX,
@@ -325,6 +326,7 @@ _TABLES = {
     "mistral3_deepseek": _in_language_model(DEEPSEEK_PLAIN),
     "mistral3_deepseek_ranked": _in_language_model(DEEPSEEK_RANKED),
     "mixtral": MIXTRAL,
+    "mpt": MPT,
     "nanochat": _NANOCHAT,
     "nemotron": _UNGATED,
     "nemotron_h": NEMOTRON_H,

@@ -163,9 +163,12 @@ class DecoderSpec:
     unit_qk_norm: bool = False  # without weights, in layers with rope
     temperature: TemperatureSpec | None = None
     wide_qk_norm: bool = False  # RMS norm over all query heads, and over all key heads
+    # Each query head's factor of a key's distance from the query, added to scores (ALiBi).
+    alibi_slopes: tuple[float, ...] | None = None
     has_sinks: bool = False  # each query head's softmax has one more score, with no value
     attention_softcap: float | None = None
     attention_scale: float | None = None  # factor of scores; None: head_dim ** -0.5
+    embedding_norm: bool = False  # a norm between the embeddings and the first layer
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # factor of attention and MLP outputs
     logit_scale: float = 1.0

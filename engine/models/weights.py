@@ -224,6 +224,8 @@ def _is_draft_layer(spec: DecoderSpec, name: str) -> bool:
 def _embed_and_head(spec: DecoderSpec) -> dict[str, Parameter]:
     hidden = spec.hidden_size
     found = {"embedding": Parameter((spec.vocab_size,), (hidden,))}
+    if spec.embedding_norm:
+        found |= _norm(spec, "embedding_norm", hidden)
     if spec.rope is None:
         found["positions"] = Parameter((spec.num_learned_positions,), (hidden,))
     if spec.num_labels:

@@ -153,11 +153,17 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         spec,
         num_heads=spec.num_heads // size,
         num_kv_heads=max(1, spec.num_kv_heads // size),
+        alibi_slopes=_own_slopes(spec, shard),
         layers=tuple(_shard_layer(layer, size) for layer in spec.layers),
         intermediate_size=spec.intermediate_size // size,
         moe=None if spec.moe is None else _shard_experts(spec.moe, shard),
         recurrence=None if spec.recurrence is None else _shard_recurrence(spec.recurrence, size),
     )
+
+
+def _own_slopes(spec: DecoderSpec, shard: Shard) -> tuple[float, ...] | None:
+    begin, end = shard.bounds(spec.num_heads)
+    return None if spec.alibi_slopes is None else spec.alibi_slopes[begin:end]
 
 
 def parameter_slices(spec: DecoderSpec, shard: Shard) -> dict[str, ParameterSlice]:

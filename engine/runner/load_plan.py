@@ -177,6 +177,7 @@ def attention_spec(
         other_heads=other_heads(spec),
         softcap=spec.attention_softcap,
         has_sinks=spec.has_sinks,
+        has_slopes=spec.alibi_slopes is not None,
         value_dim=spec.value_dim,
         chunk_size=spec.chunk,
         cache_dtype=codes,

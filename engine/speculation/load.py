@@ -157,6 +157,7 @@ def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec
         other_heads=other_heads(own),
         softcap=own.attention_softcap,
         has_sinks=own.has_sinks,
+        has_slopes=own.alibi_slopes is not None,
         value_dim=own.value_dim,
         chunk_size=own.chunk,
         has_attention_layers=True,

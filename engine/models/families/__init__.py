@@ -13,6 +13,7 @@ from engine.models.config_reader import ConfigReader
 from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import (
+    alibi,
     audio_text,
     bailing,
     cohere,
@@ -55,6 +56,7 @@ from engine.models.spec import DecoderSpec
 
 # Each module has a table of the families that it reads: model_type -> Family.
 MODULES = (
+    alibi,
     audio_text,
     bailing,
     cohere,

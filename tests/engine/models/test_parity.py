@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.models import names, weights
+from engine.models.families.alibi import slopes
 from engine.models.rope_spec import RopeSpec
 from engine.models.small_batch import SmallBatchLayer
 from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
@@ -307,6 +308,9 @@ MUTANTS = {
     "experts as far as any": ("phimoe", _moe_with(margin=1e9)),
     "experts of the first alone": ("phimoe_window", _moe_with(scoring="softmax")),
     "rope by halves of a part of gpt-j": ("gptj", _spec_with(rope=RopeSpec(10_000.0, None, 4))),
+    "distances do not count": ("bloom", _spec_with(alibi_slopes=(0.0,) * 6)),
+    "slopes to another end": ("mpt", _spec_with(alibi_slopes=slopes(6, 16.0))),
+    "slopes of twice as many heads": ("mpt", _spec_with(alibi_slopes=slopes(12)[:6])),
     "scores scaled": ("gpt_neo", _spec_with(attention_scale=None)),
     "window in no layer of gpt-neo": ("gpt_neo", _each_layer(window=None)),
     "one rope for all of mimo's layers": ("mimo_v2_flash", _each_layer(local_rope=False)),
@@ -393,6 +397,7 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("falcon", "self_attention.query_key_value.bias"),
         ("falcon", "ln_f.bias"),
         ("falcon_groups", "ln_mlp.weight"),
+        ("bloom", "word_embeddings_layernorm.bias"),
         ("stablelm", "input_layernorm.bias"),
         ("stablelm_heads", "q_layernorm.norms.5.weight"),
         ("stablelm_heads", "k_layernorm.norms.1.weight"),
