@@ -87,7 +87,7 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
         image.load()
     except Exception:  # decoders raise anything on malformed files
         raise _damaged() from None
-    image = _over_white(_upright(image))
+    image = _over_white(_in_bytes(_upright(image)))
     height, width = scaled_size(image.height, image.width, rules)
     resampling = Resampling[rules.resampling.upper()]
     if isinstance(rules.scaling, (TileScaling, GridScaling, SplitScaling)):
@@ -291,6 +291,16 @@ def _upright(image: Image) -> Image:
         return ImageOps.exif_transpose(image) if is_turned else image
     except Exception:  # unreadable EXIF: assume no rotation
         return image
+
+
+def _in_bytes(image: Image) -> Image:
+    """Convert greyscale of 16 bits to 8; Pillow would make all but the darkest of it white."""
+    if not image.mode.startswith("I;16"):
+        return image
+    import numpy as np
+    from PIL.Image import fromarray
+
+    return fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def _over_white(image: Image) -> Image:
