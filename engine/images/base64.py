@@ -7,12 +7,12 @@ import re
 
 from engine.errors import InvalidParameter
 
-# RFC 2397, restricted to base64.
-_PARAMETERS = r"[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,"
-_IMAGE_URL = re.compile(r"data:image/" + _PARAMETERS, re.IGNORECASE)
+# RFC 2397, restricted to base64. Many clients leave out the subtype, as Qwen's own examples do.
+_PARAMETERS = r"(/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,"
+_IMAGE_URL = re.compile(r"data:image" + _PARAMETERS, re.IGNORECASE)
 # Ogg and WebM files are named as either kind of stream.
-_AUDIO_URL = re.compile(r"data:(?:audio/|video/|application/(?=ogg))" + _PARAMETERS, re.IGNORECASE)
-_VIDEO_URL = re.compile(r"data:(?:video/|image/(?=gif))" + _PARAMETERS, re.IGNORECASE)
+_AUDIO_URL = re.compile(r"data:(?:audio|video|application(?=/ogg))" + _PARAMETERS, re.IGNORECASE)
+_VIDEO_URL = re.compile(r"data:(?:video|image(?=/gif))" + _PARAMETERS, re.IGNORECASE)
 _MAX_HEAD = 256  # characters of a URL before its data
 _WHITESPACE = re.compile(r"[\t\n\f\r ]+")
 

@@ -90,6 +90,7 @@ async def test_choices_share_the_images_and_streams_have_them(tmp_path: Path) ->
                                   data_url(RED).partition(",")[2]),
     data_url(RED, "x-unknown"),
     data_url(RED).replace(";base64", ";name=a.png;base64"),
+    "data:image;base64," + data_url(RED).partition(",")[2],
     data_url(RED).rstrip("="),
     data_url(RED)[:60] + "\n " + data_url(RED)[60:],
 ])  # fmt: skip
