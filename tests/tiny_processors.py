@@ -206,6 +206,60 @@ class Lfm2Processor:
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
+class Gemma4UnifiedProcessor:
+    """That of Gemma 4 12B: scaled as for other Gemma 4 models, and cut into whole cells."""
+
+    size = None
+
+    def __init__(self, patch: int, merge: int, most: int) -> None:
+        self.cell, self.most = patch * merge, most
+        self.settings = {"patch_size": patch, "pooling_kernel_size": merge, "max_soft_tokens": most}
+
+    def __call__(self, images: Sequence[Any], do_resize: bool = True, **_: Any) -> dict[str, Any]:
+        import torch
+
+        patches = np.zeros((len(_flat(images)), self.most, 3 * self.cell**2), np.float32)
+        places = np.full((len(patches), self.most, 2), -1)
+        counts = []
+        for image, own, at in zip(_flat(images), patches, places, strict=True):
+            array = _as_array(image)
+            if do_resize:
+                array = self.scaled(array)
+            rows, columns = (side // self.cell for side in array.shape[:2])
+            cut = array.reshape(rows, self.cell, columns, self.cell, 3).swapaxes(1, 2)
+            counts.append(rows * columns)
+            own[: counts[-1]] = cut.reshape(counts[-1], -1) / 255
+            at[: counts[-1]] = [(x, y) for y in range(rows) for x in range(columns)]
+        return {
+            **{"pixel_values": torch.from_numpy(patches)},
+            **{"image_position_ids": torch.from_numpy(places)},
+            "num_soft_tokens_per_image": counts,
+        }
+
+    def fetch_images(self, images: Any) -> Any:
+        """The images, none of which is at an address."""
+        return images
+
+    def scaled(self, array: np.ndarray) -> np.ndarray:
+        """[height, width, 3] uint8, in the size that the model sees."""
+        from transformers.models.gemma4 import image_processing_pil_gemma4 as theirs
+
+        patch, merge = self.settings["patch_size"], self.settings["pooling_kernel_size"]
+        height, width = theirs.get_aspect_ratio_preserving_size(
+            *array.shape[:2], patch, self.most * merge**2, merge
+        )
+        return np.asarray(Image.fromarray(array).resize((width, height), _BICUBIC))
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the file that Hugging Face's own would be."""
+        settings = {
+            **{**self.settings, "image_processor_type": "Gemma4UnifiedImageProcessor"},
+            **{"image_mean": [0.0] * 3, "image_std": [1.0] * 3, "rescale_factor": 1 / 255},
+            **{"do_normalize": False, "do_rescale": True, "do_resize": True, "resample": 3},
+        }
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
 def _flat(images: Any) -> list[Any]:
     nested = isinstance(images, list) and images and isinstance(images[0], list)
     return [image for inner in images for image in inner] if nested else list(images)

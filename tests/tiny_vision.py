@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from tests import tiny_models
-from tests.tiny_processors import CohereProcessor, KimiProcessor, Lfm2Processor
+from tests.tiny_processors import (
+    CohereProcessor,
+    Gemma4UnifiedProcessor,
+    KimiProcessor,
+    Lfm2Processor,
+)
 
 IMAGE, ROW_END, IMAGE_END, START, END, VIDEO = range(150, 156)
 _QWEN_TOKENS = {
@@ -123,6 +128,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     "gemma4_plain": (
         *("Gemma4", "gemma4_shared", {}),
         {**_GEMMA4_VISION, "standardize": False, "use_clipped_linears": False},
+        _GEMMA4_TOKENS,
+    ),
+    "gemma4_unified": (
+        *("Gemma4Unified", "gemma4_unified", {"use_bidirectional_attention": "vision"}),
+        {
+            **{"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32},
+            **{"output_proj_dims": 32, "mm_posemb_size": 320},
+        },
         _GEMMA4_TOKENS,
     ),
     "idefics3": ("Idefics3", "llama", {}, _TILE, _IDEFICS3),
@@ -250,7 +263,7 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
         torch.manual_seed(seed)
         model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
         for parameter_name, parameter in model.named_parameters():
-            is_norm = "norm" in parameter_name or "ln_" in parameter_name
+            is_norm = any(name in parameter_name for name in ("norm", "ln_", "_ln"))
             is_norm &= parameter_name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
             if "vision_tower" in parameter_name and "q_norm" in parameter_name:
@@ -275,6 +288,8 @@ def save(kind: str, directory: Path, **options: Any) -> Any:
     model.save_pretrained(directory)
     if kind == "kimi_k25":
         _publish_kimi(model, directory)
+    if kind == "gemma4_unified":
+        _mask_as_documented(model)
     if kind.startswith("gemma4"):  # its images must fit into windows
         preparing = {"max_soft_tokens": 9, "do_normalize": False}
         (directory / "preprocessor_config.json").write_text(json.dumps(preparing))
@@ -309,6 +324,8 @@ def processor(kind: str) -> Any:
 
     if kind == "kimi_k25":
         return KimiProcessor()
+    if kind == "gemma4_unified":
+        return Gemma4UnifiedProcessor(4, 2, 70)
     if kind == "lfm2_vl":
         return Lfm2Processor(4, 16, 2, 6)
     if kind == "cohere2_vision":
@@ -377,3 +394,24 @@ def _prepared(processor: Any, images: Sequence[np.ndarray]) -> Any:
     for unread in ("num_crops", "num_patches", "num_soft_tokens_per_image"):
         found.pop(unread, None)
     return found
+
+
+def _mask_as_documented(model: Any) -> None:
+    """Give Gemma 4 Unified the masks that its class makes for ``generate``.
+
+    Its forward pass alone lets images see both ways in full attention too, against the docstring
+    of these masks and against the model that its authors published.
+    """
+    import torch
+
+    def prepare(module: Any, _: Any, given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        kinds = given.get("mm_token_type_ids")
+        if kinds is None or isinstance(given.get("attention_mask"), dict):
+            return (), given
+        past = given.get("past_key_values")
+        states = torch.zeros(*kinds.shape, module.config.get_text_config().hidden_size)
+        mask = torch.ones_like(kinds)
+        made = module.create_masks_for_generate(module.config, states, mask, past, None, kinds)
+        return (), {**given, "attention_mask": made}
+
+    model.register_forward_pre_hook(prepare, with_kwargs=True)

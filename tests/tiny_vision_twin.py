@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import tiny_vision
+from tests.tiny_processors import Gemma4UnifiedProcessor
 from tests.tiny_vision import END, IMAGE, IMAGE_END, ROW_END, START, VIDEO
 from tests.tiny_vision_text import (
     AYA,
@@ -49,7 +50,7 @@ class Twin:
 
         self.directory = directory
         longer = {"max_position_embeddings": 512}
-        if kind == "gemma4":
+        if kind.startswith("gemma4"):
             longer["sliding_window"] = 70  # the minimum that its processor accepts
         if kind == "cohere2_vision":
             longer["sliding_window"] = 400  # or the images would hardly matter
@@ -151,6 +152,9 @@ def _whole_processor(family: str, images: Any, tokenizer: Any) -> Any:
     class Gemma4(WithoutVideo, transformers.Gemma4Processor):
         pass
 
+    class Gemma4Unified(WithoutVideo, transformers.Gemma4UnifiedProcessor):
+        pass
+
     class InternVL(WithoutVideo, transformers.InternVLProcessor):
         pass
 
@@ -170,6 +174,8 @@ def _whole_processor(family: str, images: Any, tokenizer: Any) -> Any:
     if family == "cohere2":
         return Cohere(images, tokenizer)
     if family == "gemma4":
+        if isinstance(images, Gemma4UnifiedProcessor):
+            return Gemma4Unified(None, images, tokenizer, None)
         return Gemma4(None, images, tokenizer, None)
     if family == "internvl":
         return InternVL(images, tokenizer, None, image_seq_length=4)

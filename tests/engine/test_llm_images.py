@@ -19,17 +19,9 @@ from tests.tiny_vision_twin import Twin
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"num_threads": 1, "use_tqdm": False, "dtype": "float32"}
 KINDS = (
-    *("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "gemma3", "gemma4"),
-    *(
-        "idefics3",
-        "smolvlm",
-        "internvl",
-        "glm4v",
-        "kimi_k25",
-        "aya_vision",
-        "cohere2_vision",
-        "lfm2_vl",
-    ),
+    *("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "gemma3", "gemma4", "gemma4_unified"),
+    *("idefics3", "smolvlm", "internvl", "glm4v", "kimi_k25", "aya_vision", "cohere2_vision"),
+    "lfm2_vl",
 )
 
 

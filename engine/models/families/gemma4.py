@@ -39,6 +39,7 @@ def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
         reader.refuse(key, "is set, which this kind of Gemma 4 does not have")
     for key in ("vocab_size_per_layer_input", *_EXPERT_KEYS):  # unused in this variant
         reader.ignore(key)
+    reader.set_defaults({"use_bidirectional_attention": "vision"})
     return _text(reader, max_positions=262_144, window=1024)
 
 

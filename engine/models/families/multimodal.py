@@ -130,7 +130,7 @@ def gemma4(reader: ConfigReader) -> DecoderSpec:
 
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
-    """Gemma 4 without encoders, which reads images and sound directly."""
+    """Gemma 4 without encoders, which reads images and sound directly; images are read here."""
     return text_part(reader, gemma_4.gemma4_unified, _GEMMA4)
 
 
@@ -287,7 +287,7 @@ FAMILIES: dict[str, Family] = {
     "gemma4_unified": Family(
         gemma4_unified,
         "Gemma 4 12B",
-        "as `gemma4_text`; text only",
+        "as `gemma4_text`; accepts images, not audio",
     ),
     "idefics3": Family(
         idefics3,

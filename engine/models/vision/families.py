@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from engine.images.types import (
@@ -21,10 +20,13 @@ from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision import video as videos
 from engine.models.vision.cohere import aya_vision, cohere2_vision
+from engine.models.vision.gemma_readers import gemma3, gemma4, gemma4_unified
 from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.kimi import kimi_k25, kimi_scaling, kimi_tokens
 from engine.models.vision.lfm import lfm2_scaling, lfm2_vl
+from engine.models.vision.llava import llava, llava_tokens
 from engine.models.vision.paddle import paddleocr_vl
+from engine.models.vision.pixtral import mistral3
 from engine.models.vision.shared import (
     CLIP,
     HALF,
@@ -32,15 +34,12 @@ from engine.models.vision.shared import (
     MAX_MERGE,
     MAX_SIDE,
     read_activation,
-    read_fixed,
     read_num_heads,
     read_rope,
-    siglip_encoder,
 )
-from engine.models.vision.spec import MergerSpec, PoolSpec, VisionNorm, VisionSpec
+from engine.models.vision.spec import MergerSpec, VisionNorm, VisionSpec
 from engine.models.vision.tiled import idefics3, internvl
 from engine.models.vision.tokens import (
-    ImageTokenIds,
     TokenReader,
     aya_tokens,
     cohere_tokens,
@@ -132,99 +131,6 @@ def qwen3_5(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vis
     return _qwen3(reader)
 
 
-def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Mistral Small 3.1 and later, Ministral 3: Pixtral's encoder, several patches per cell."""
-    return replace(
-        _pixtral(whole, reader, text),
-        merge_size=whole.count("spatial_merge_size", 2, limit=MAX_MERGE),
-        merger=MergerSpec(
-            VisionNorm("rms", text.norm.eps),
-            text.hidden_size,
-            read_activation(whole, "projector_hidden_act", "gelu"),
-            bias=whole.flag("multimodal_projector_bias"),
-            joined=True,
-        ),
-    )
-
-
-def llava(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """LLaVA (Liu et al. 2023), which has one of several encoders."""
-    kind = _encoder_of(whole)
-    if kind not in _LLAVA_ENCODERS:
-        known = ", ".join(_LLAVA_ENCODERS)
-        raise reader.error("model_type", f"is {kind[:80]!r}; known: {known}")
-    # Features of all patches, or of those after the class token.
-    chosen = "default" if kind == "clip_vision_model" else "full"
-    whole.require("vision_feature_select_strategy", chosen)
-    reader.ignore("is_composition")
-    return _LLAVA_ENCODERS[kind](whole, reader, text)
-
-
-def _llava_tokens(whole: ConfigReader, directory: Path) -> ImageTokenIds:
-    if _encoder_of(whole) == "pixtral":
-        return mistral_tokens(whole, directory)
-    return ImageTokenIds(whole.non_negative("image_token_index", 32_000))
-
-
-def _encoder_of(whole: ConfigReader) -> str:
-    reader = whole.section("vision_config")
-    return reader.text("model_type", "") if reader else ""
-
-
-def gemma3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Gemma 3 (Gemma Team 2025): SigLIP's encoder (Zhai et al. 2023).
-
-    Its patches are averaged to the same number of tokens for each image.
-    """
-    reader.require("model_type", "siglip_vision_model")
-    eps = reader.number("layer_norm_eps", 1e-6)
-    pool = PoolSpec(eps, weighted=True, inputs_first=True)
-    base = siglip_encoder(whole, reader, text, pool, -1)
-    assert base.image_size is not None
-    side = base.image_size // base.patch_size
-    count = whole.count("mm_tokens_per_image", 256)
-    tokens = math.isqrt(count)
-    if tokens**2 != count or side % tokens:
-        problem = f"of {count} makes no square of whole patches, {side} along a side"
-        raise whole.error("mm_tokens_per_image", problem)
-    return replace(base, merge_size=side // tokens, final_norm=True)
-
-
-def gemma4(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Gemma 4: its own encoder, for images of any shape."""
-    reader.require("attention_bias", False)
-    for key in ("max_position_embeddings", "global_head_dim", "default_output_length"):
-        reader.ignore(key)  # unbounded rope, uniform layers, tokens given elsewhere
-    hidden = reader.count("hidden_size", 768)
-    heads = read_num_heads(reader, "num_attention_heads", hidden, 12)
-    reader.require("num_key_value_heads", heads)
-    reader.require("head_dim", hidden // heads)
-    eps = reader.number("rms_norm_eps", 1e-6)
-    return VisionSpec(
-        hidden_size=hidden,
-        intermediate_size=reader.count("intermediate_size", 3072),
-        num_heads=heads,
-        num_layers=reader.count("num_hidden_layers", 16, limit=MAX_LAYERS),
-        patch_size=reader.count("patch_size", 16, limit=MAX_SIDE),
-        merge_size=reader.count("pooling_kernel_size", 3, limit=MAX_MERGE),
-        out_size=text.hidden_size,
-        norm=VisionNorm("rms", eps),
-        activation=read_activation(reader, "hidden_activation", "gelu_pytorch_tanh"),
-        merger=PoolSpec(eps, scale=hidden**0.5, standardised=reader.flag("standardize")),
-        pixels=HALF,
-        gated=True,
-        bias=False,
-        mlp_bias=False,
-        channels_last=True,
-        sandwich=True,
-        clipped=reader.flag("use_clipped_linears"),
-        rope=replace(
-            read_rope(reader, "num_attention_heads", hidden // heads, 100.0), split_halves=True
-        ),
-        num_axis_positions=reader.count("position_embedding_size", 10_240),
-    )
-
-
 def _qwen(
     reader: ConfigReader,
     *,
@@ -277,68 +183,6 @@ def _qwen3(reader: ConfigReader) -> VisionSpec:
     return replace(base, patch_bias=True, position_grid_size=side, pixels=HALF)
 
 
-def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Pixtral's encoder (Agrawal et al. 2024), with one patch per cell."""
-    reader.require("num_channels", 3)
-    reader.ignore("image_size")  # longest side in training
-    reader.ignore("vocab_size")
-    whole.require("vision_feature_layer", -1)
-    hidden = reader.count("hidden_size", 1024)
-    heads = read_num_heads(reader, "num_attention_heads", hidden)
-    reader.require("head_dim", hidden // heads)
-    return VisionSpec(
-        hidden_size=hidden,
-        intermediate_size=reader.count("intermediate_size", 4096),
-        num_heads=heads,
-        num_layers=reader.count("num_hidden_layers", 24, limit=MAX_LAYERS),
-        patch_size=reader.count("patch_size", 16, limit=MAX_SIDE),
-        merge_size=1,
-        out_size=text.hidden_size,
-        norm=VisionNorm("rms", 1e-5),
-        activation=read_activation(reader, "hidden_act", "gelu"),
-        merger=_projector(whole, text),
-        pixels=CLIP,
-        gated=True,
-        bias=False,
-        mlp_bias=False,
-        patch_norm=True,
-        rope=read_rope(reader, "num_attention_heads", hidden // heads, staggered=True),
-    )
-
-
-def _clip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """CLIP's encoder (Radford et al. 2021)."""
-    reader.ignore("projection_dim")
-    merger, features = _projector(whole, text), _features(whole)
-    base = read_fixed(
-        *(whole, reader, text, merger, features),
-        patch=32,
-        norm_eps=1e-5,
-        activation="quick_gelu",
-    )
-    return replace(base, pixels=CLIP, class_token=True, patch_norm=True)
-
-
-def _siglip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    return siglip_encoder(whole, reader, text, _projector(whole, text), _features(whole))
-
-
-def _features(whole: ConfigReader) -> int:
-    """Return the layer whose features LLaVA reads, possibly counted from the end."""
-    return whole.integer("vision_feature_layer", -2)
-
-
-def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
-    """LLaVA's projector, which is applied to each patch separately."""
-    return MergerSpec(
-        None,
-        text.hidden_size,
-        read_activation(whole, "projector_hidden_act", "gelu"),
-        bias=whole.flag("multimodal_projector_bias", True),
-    )
-
-
-_LLAVA_ENCODERS = {"clip_vision_model": _clip, "pixtral": _pixtral, "siglip_vision_model": _siglip}
 _QWEN2_SCALING = AreaScaling(3136, 12_845_056)
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
 _QWEN3_VL = VisionFamily(
@@ -363,6 +207,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "exaone4_5": VisionFamily(exaone4_5, qwen_tokens(67), _QWEN2_SCALING),
     "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
     "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
+    "gemma4_unified": VisionFamily(gemma4_unified, gemma4_tokens, BudgetScaling(280)),
     "glm46v": _GLM4V._replace(video=videos.glm4v(151_344, is_latest=True)),
     "glm4v": _GLM4V,
     "glm4v_moe": VisionFamily(
@@ -380,7 +225,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, kimi_scaling),
     "lfm2_vl": VisionFamily(lfm2_vl, lfm2_tokens, lfm2_scaling, "bilinear"),
     "lighton_ocr": VisionFamily(mistral3, qwen_tokens(151_655), EdgeScaling(1540)),
-    "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
+    "llava": VisionFamily(llava, llava_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
     "paddleocr_vl": VisionFamily(
         paddleocr_vl, qwen_tokens(100_295), AreaScaling(147_456, 2_359_296, growing="rounded")

@@ -152,6 +152,24 @@ _GEMMA4 = (
     Rule("vision_tower.std_scale", "merger.scale"),
     Rule("embed_vision.embedding_projection.weight", "merger.projection.weight"),
 )
+
+
+def _gemma4_unified(embedder: str, projection: str) -> tuple[Rule, ...]:
+    return (
+        *norm_rules(f"{embedder}.patch_ln1", "pixel_norm"),
+        *linear_rules(f"{embedder}.patch_dense", "patch"),
+        *norm_rules(f"{embedder}.patch_ln2", "patch_norm"),
+        Rule(f"{embedder}.pos_embedding", "positions", None),
+        *norm_rules(f"{embedder}.pos_norm", "final_norm"),
+        Rule(f"{projection}.weight", "merger.projection.weight"),
+    )
+
+
+# As published, and as the modules of Hugging Face's implementation are called.
+_GEMMA4_UNIFIED = (
+    *_gemma4_unified("vision_embedder", "embed_vision.embedding_projection"),
+    *_gemma4_unified("embed_vision", "embed_vision.multimodal_embedder.embedding_projection"),
+)
 _IDEFICS3 = (
     *(
         rule._replace(pattern=rule.pattern.replace("vision_tower.", "vision_model.", 1))
@@ -218,6 +236,7 @@ TABLES = {
     "exaone4_5": _QWEN2_5,
     "gemma3": _GEMMA3,
     "gemma4": _GEMMA4,
+    "gemma4_unified": _GEMMA4_UNIFIED,
     **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), _GLM4V),
     "glm_ocr": _GLM_OCR,
     "idefics3": _IDEFICS3,

@@ -84,7 +84,7 @@ def read_processing(
         raise reader.error("resample", problem)
     reader.require("temporal_patch_size", spec.num_frames or 1)
     reader.require("merge_size", spec.merge_size)
-    side = spec.patch_size
+    side = spec.processor_patch or spec.patch_size
     if not reader.has_value("patch_size", {"height": side, "width": side}):
         reader.require("patch_size", side)
     found = _scaling(reader, spec, scaling)
@@ -228,7 +228,8 @@ def _edge(reader: ConfigReader, scaling: EdgeScaling) -> EdgeScaling:
 
 def _budget(reader: ConfigReader, spec: VisionSpec, scaling: BudgetScaling) -> BudgetScaling:
     reader.ignore("size")  # whatever it is
-    reader.require("pooling_kernel_size", spec.merge_size)
+    patch = spec.processor_patch or spec.patch_size
+    reader.require("pooling_kernel_size", spec.cell_size // patch)
     return BudgetScaling(reader.count("max_soft_tokens", scaling.max_cells))
 
 

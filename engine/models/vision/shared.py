@@ -102,6 +102,16 @@ def read_fixed(
     )
 
 
+def llava_projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
+    """Read LLaVA's projector, which is applied to each patch separately."""
+    return MergerSpec(
+        None,
+        text.hidden_size,
+        read_activation(whole, "projector_hidden_act", "gelu"),
+        bias=whole.flag("multimodal_projector_bias", True),
+    )
+
+
 def read_num_heads(reader: ConfigReader, key: str, hidden: int, default: int = 16) -> int:
     """Read the number of heads, which divides the width."""
     count = reader.count(key, default)

@@ -118,6 +118,7 @@ class VisionSpec:
     # Frames that a patch spans, all filled with the image; None: the weights have no time
     # dimension.
     num_frames: int | None = None
+    pixel_norm: VisionNorm | None = None  # of the normalised pixels of a patch (Gemma 4 12B)
     patch_norm: bool = False  # of patches before the first layer
     norm_before_positions: bool = False  # that norm is of patches without their positions
     final_norm: bool = False  # after the last layer
@@ -143,6 +144,9 @@ class VisionSpec:
     num_skipped_layers: int = 0  # stored, but after the layer whose features are used
     # The length of two tables of learned positions, of columns and of rows (Gemma 4); 0: none.
     num_axis_positions: int = 0
+    paired_positions: bool = False  # they are stored row by row of both tables
+    # The side in pixels of what the processor calls a patch; None: it is the encoder's.
+    processor_patch: int | None = None
     # The side in cells of the attention windows, except in full attention layers (Qwen2.5-VL);
     # None: no windows.
     window: int | None = None

@@ -53,6 +53,9 @@ class VisionTower:
         self._frame_patch = self._patch
         if "frame_patch.weight" in tensors:
             self._frame_patch = replace(self._patch, weight=tensors["frame_patch.weight"])
+        self._pixel_norm: Normalisation | None = None
+        if spec.pixel_norm is not None:
+            self._pixel_norm = read_norm(spec.pixel_norm, tensors, "pixel_norm")
         self._class_token = tensors.get("class_token")
         self._positions = tensors.get("positions")
         self._patch_norm: Normalisation | None = None
@@ -74,7 +77,8 @@ class VisionTower:
             self._merger = GatedMerger(spec, spec.merger, tensors)
         else:
             self._merger = PatchPooler(spec, spec.merger, tensors)
-        self._dtype = tensors["0.up.weight"].dtype
+        widest = "0.up.weight" if spec.num_layers else "merger.projection.weight"
+        self._dtype = tensors[widest].dtype
 
     def embed(self, pixels: torch.Tensor) -> ImageEmbeddings:
         """Embed an image, or frames of a video that are seen together.
@@ -104,7 +108,10 @@ class VisionTower:
             most = min(most, max(1, _MAX_PATCHES_ON_CPU // spec.merge_size**2) * spec.merge_size**2)
         parts = []
         for rows in chunk_slices(layout.full_window.end, most):
-            parts.append(project(patchify(pixels, layout.select(rows), side, spec.pixels)))
+            patches = patchify(pixels, layout.select(rows), side, spec.pixels)
+            if self._pixel_norm is not None:
+                patches = self._pixel_norm(patches)
+            parts.append(project(patches))
             yield
         x = _joined(parts)  # [num_patches, hidden_size]
         if self._class_token is not None:
@@ -175,7 +182,8 @@ class VisionTower:
         elif isinstance(spec.merger, GatedMergerSpec):
             merged = spec.merger.inner_size + 2 * spec.out_size
         of_a_patch = max(
-            6 * pixels + 4 * hidden,  # cut as bytes and again in order, normalised, embedded
+            # Cut as bytes and again in order, normalised, embedded.
+            (10 if spec.pixel_norm else 6) * pixels + 4 * hidden,
             16 * hidden if spec.position_grid_size or spec.num_axis_positions else 0,
             # Attention, which rotates heads in float32.
             max(9 * size, (7 if spec.sandwich else 5) * size + 12) * hidden,
@@ -253,13 +261,18 @@ def _to_compute_layout(
     """Convert the parameters from checkpoints' layouts to those of the computation."""
     patch, frames = tensors["patch.weight"], None
     if spec.channels_last:  # of a pixel
-        patch = patch.unflatten(1, (-1, 3)).transpose(1, 2)
+        patch = _channels_first(patch)
     elif spec.num_frames is not None:
         # [hidden_size, 3, frames, side, side]: all frames of an image are the same.
         frames, patch = patch.flatten(1), patch.sum(2)
     arranged = {**tensors, "patch.weight": patch.flatten(1).contiguous()}
     if frames is not None:
         arranged["frame_patch.weight"] = frames.contiguous()
+    if spec.pixel_norm is not None and spec.channels_last:
+        for name in ("pixel_norm", "pixel_norm.bias"):
+            arranged[name] = _channels_first(tensors[name]).flatten()
+    if spec.paired_positions:
+        arranged["positions"] = tensors["positions"].transpose(0, 1).contiguous()
     if spec.squared_positions:
         arranged["positions"] = tensors["positions"].flatten(0, 1)
     if spec.rope is not None and spec.rope.interleaved:
@@ -281,6 +294,11 @@ def _to_compute_layout(
     if is_random:  # random weights have no calibrated bounds
         arranged = {name: held for name, held in arranged.items() if not name.endswith(".bounds")}
     return arranged
+
+
+def _channels_first(stored: torch.Tensor) -> torch.Tensor:
+    """[..., side * side * 3] -> [..., 3, side * side], the pixels of a patch."""
+    return stored.unflatten(-1, (-1, 3)).transpose(-1, -2)
 
 
 def _rotated_in_halves(stored: torch.Tensor, order: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from engine.models.weights import Parameter, Target
 _OWN = re.compile(
     r"(?:model\.)?"
     r"(visual|vision_tower|vision_model|vision_encoder|vision_projection|multi_modal_projector"
-    r"|mm_projector|mlp_AR|connector|embed_vision)\."
+    r"|mm_projector|mlp_AR|connector|embed_vision|vision_embedder)\."
     r"(?:vision_model\.)?(.*)",
     re.DOTALL,
 )
@@ -76,6 +76,9 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     # In float32: the pixels are, and the frames' weights are summed.
     shape = (3 * side**2,) if spec.channels_last else (3, *frames, side, side)
     found = {"patch.weight": Parameter((hidden,), shape, is_float32=True)}
+    if spec.pixel_norm is not None:
+        found["pixel_norm"] = Parameter((3 * side**2,), is_norm=True, is_float32=True)
+        found["pixel_norm.bias"] = Parameter((3 * side**2,), is_float32=True)
     if spec.patch_bias:
         found["patch.bias"] = Parameter((hidden,), is_float32=True)
     if spec.num_positions:
@@ -86,7 +89,10 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     if spec.batched_positions:
         found["positions"] = Parameter((1,), (spec.num_positions, hidden), is_float32=True)
     if spec.num_axis_positions:
-        found["positions"] = Parameter((2,), (spec.num_axis_positions, hidden), is_float32=True)
+        first, second = 2, spec.num_axis_positions
+        if spec.paired_positions:
+            first, second = second, first
+        found["positions"] = Parameter((first,), (second, hidden), is_float32=True)
     if spec.class_token:
         shape = (1, 1, hidden) if spec.batched_positions else (hidden,)
         found["class_token"] = Parameter(shape[:1], shape[1:], is_float32=True)

@@ -63,13 +63,32 @@ GEMMA4_PROCESSOR = {
     **{"image_processor_type": "Gemma4ImageProcessor", "image_seq_length": 280},
     **{"patch_size": 16, "pooling_kernel_size": 3, "rescale_factor": 1 / 255},
 }
-PUBLISHED = {"gemma3": (GEMMA3, GEMMA3_PROCESSOR), "gemma4": (GEMMA4, GEMMA4_PROCESSOR)}
+GEMMA4_UNIFIED: dict[str, Any] = {
+    **{"model_type": "gemma4_unified", "boi_token_id": 255_999, "eoi_token_id": 258_882},
+    **{"image_token_id": 258_880, "vision_soft_tokens_per_image": 280},
+    "text_config": {
+        **{"model_type": "gemma4_unified_text", "hidden_size": 3840, "intermediate_size": 15_360},
+        **{"num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 6},
+        **{"vocab_size": 262_144, "sliding_window": 1024, "pad_token_id": 0},
+    },
+    "vision_config": {
+        **{"model_type": "gemma4_unified_vision", "patch_size": 16, "pooling_kernel_size": 3},
+        **{"mm_embed_dim": 3840, "mm_posemb_size": 1120, "output_proj_dims": 3840},
+        **{"rms_norm_eps": 1e-6, "initializer_range": 0.02},
+    },
+}
+PUBLISHED = {
+    "gemma3": (GEMMA3, GEMMA3_PROCESSOR),
+    "gemma4": (GEMMA4, GEMMA4_PROCESSOR),
+    "gemma4_unified": (GEMMA4_UNIFIED, GEMMA4_PROCESSOR),
+}
 NAMES = {
     "gemma3": {
         **{255_999: "<start_of_image>", 256_000: "<end_of_image>"},
         262_144: "<image_soft_token>",
     },
     "gemma4": {255_999: "<begin>", 258_880: "<image>", 258_882: "<end>"},
+    "gemma4_unified": {255_999: "<begin>", 258_880: "<image>", 258_882: "<end>"},
 }
 
 
@@ -135,6 +154,19 @@ def test_gemma_4_as_published(tmp_path):
     assert vision_of(read_config(str(tmp_path))) == vision
 
 
+def test_gemma_4_without_an_encoder(tmp_path):
+    """Tokens of an image see each other unless the config says otherwise."""
+    config = read(tmp_path, "gemma4_unified")
+    spec = config.spec
+    assert isinstance(spec, DecoderSpec)
+    assert spec.bidirectional_images
+    vision = vision_of(config)
+    assert (vision.rules.cell, vision.rules.scaling) == (48, BudgetScaling(280))
+    assert (vision.spec.num_layers, vision.spec.patch_size, vision.spec.merge_size) == (0, 48, 1)
+    (tmp_path / "processor_config.json").unlink()
+    assert vision_of(read_config(str(tmp_path))) == vision
+
+
 def test_larger_images_of_gemma_4(tmp_path):
     found = vision_of(read(tmp_path, "gemma4", processor={"max_soft_tokens": 1120}))
     assert found.rules.scaling == BudgetScaling(1120)
@@ -161,6 +193,8 @@ def test_gemma_without_a_tokenizer_is_told_no_names(tmp_path):
         ("gemma4", {"vision": {"num_key_value_heads": 4}}, "'num_key_value_heads' is 4; only 12"),
         ("gemma4", {"vision": {"attention_bias": True}}, "'attention_bias' is True"),
         ("gemma4", {"vision": {"new_key": 1}}, "unsupported keys: 'new_key'"),
+        ("gemma4_unified", {"vision": {"output_proj_dims": 64}}, "'output_proj_dims' is 64; only"),
+        ("gemma4_unified", {"processor": {"patch_size": 48}}, "'patch_size' is 48; only 16"),
         ("gemma4", {"processor": {"max_soft_tokens": 3414}}, "positions for 10240 patches along"),
         ("gemma4", {"processor": {"pooling_kernel_size": 2}}, "'pooling_kernel_size' is 2; only 3"),
         (
