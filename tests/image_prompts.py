@@ -13,11 +13,10 @@ from engine.images.read import ProcessedImage
 from engine.images.types import FixedScaling, GridScaling, ImageRules, SplitScaling, TileScaling
 from engine.models.checkpoint import read_config
 from engine.types import Request, SamplingParams
+from tests.tiny_vision import VISION_START
 
 # Rows and columns of images, in cells.
 SHAPES = ((2, 3), (1, 1), (3, 2))
-
-
 _TILED = GridScaling, SplitScaling, TileScaling
 
 
@@ -59,7 +58,7 @@ def ask(
             for pixels in rng.integers(0, 256, (num_tiles + 1, height, width, 3), np.uint8)
         )
         pictures.append(replace(whole, tiles=tuple(tiles), columns=num_tiles))
-        template += [*[rules.token_id] * (num_tiles + 1), 11 + number, 5]
+        template += [VISION_START, *[rules.token_id] * (num_tiles + 1), 11 + number]
     ids, images = expand_image_tokens(template, pictures, rules)
     return Request(
         id=name,

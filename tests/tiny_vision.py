@@ -37,6 +37,14 @@ _QWEN3_VISION = {
     **{"depth": 4, "num_heads": 2, "hidden_size": 32, "intermediate_size": 40},
     **{"out_hidden_size": 48, "num_position_embeddings": 25},
 }
+# Of audio, which is not read.
+HEARING = {
+    **{"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16},
+    **{"output_dim": 48, "downsample_hidden_size": 8, "num_mel_bins": 16},
+}
+# A token before each image, by which Hugging Face's code finds them.
+VISION_START = 5
+_OMNI = {"audio_config": HEARING, "vision_start_token_id": VISION_START}
 _PIXTRAL = {
     **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32, "head_dim": 16},
     **{"intermediate_size": 40, "patch_size": 14, "image_size": 140},
@@ -73,6 +81,10 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         *("Qwen2_5_VL", "qwen2", {"rope_parameters": _MROPE}),
         *(_QWEN2_5_VISION, _QWEN_TOKENS),
     ),
+    "qwen2_5_omni_thinker": (
+        *("Qwen2_5OmniThinker", "qwen2", {"rope_parameters": _MROPE}, _QWEN2_5_VISION),
+        {**_OMNI, "image_token_index": IMAGE, "video_token_index": VIDEO},
+    ),
     "exaone4_5": (
         *("Exaone4_5_", "exaone4", {}),
         {**_QWEN2_5_VISION, "num_heads": 4, "num_key_value_heads": 2},
@@ -90,6 +102,18 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
             "rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
         },
         *({**_QWEN3_VISION, "deepstack_visual_indexes": [1]}, _QWEN_TOKENS),
+    ),
+    "qwen3_omni_moe_thinker": (
+        *("Qwen3OmniMoeThinker", "qwen3_moe"),
+        {
+            "moe_intermediate_size": 20,
+            "rope_parameters": {
+                **{**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+                "interleaved": True,
+            },
+        },
+        {**_QWEN3_VISION, "deepstack_visual_indexes": [0, 2]},
+        {**_OMNI, "image_token_id": IMAGE, "video_token_id": VIDEO},
     ),
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
     "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
@@ -252,6 +276,8 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
     part = tiny_models.build(text_kind, **{**changes, **(text or {})}).config.to_dict()
     if kind.startswith(("qwen", "glm", "paddle")):
         part.pop("model_type")
+    if "omni" in kind and "num_local_experts" in part:
+        part["num_experts"] = part.pop("num_local_experts")
     config = getattr(transformers, f"{name}Config")(
         text_config=part,
         vision_config={**shape, **vision},
@@ -277,7 +303,8 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
         if kind.startswith("gemma"):
             # As tied heads they would otherwise repeat the last token forever.
             model.get_input_embeddings().weight.data *= 0.1
-        model.get_output_embeddings().weight.data[IMAGE] = 0.0  # image tokens are never generated
+        never_generated = [IMAGE, VISION_START] if "omni" in kind else [IMAGE]
+        model.get_output_embeddings().weight.data[never_generated] = 0.0
     return model
 
 

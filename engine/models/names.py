@@ -349,6 +349,7 @@ _TABLES = {
     "qwen3_moe": QWEN_MOE,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_omni_moe": _thinking(QWEN_MOE),
+    "qwen3_omni_moe_thinker": QWEN_MOE,
     "qwen3_vl": _in_multimodal_model(LLAMA),
     "qwen3_vl_moe": _in_multimodal_model(QWEN3_VL_MOE),
     "smolvlm": _in_multimodal_model(LLAMA, "text_model"),

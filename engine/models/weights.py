@@ -126,6 +126,7 @@ _HEARING = (
     *("audio_tower.", "multi_modal_projector."),
     *("model.audio_tower.", "model.multi_modal_projector."),
 )
+_THINKING = ("audio_tower.", "visual.")
 _SPEAKING = ("thinker.audio_tower.", "thinker.visual.", "talker.", "token2wav.", "code2wav.")
 _IDEFICS3 = ("model.vision_model.", "model.connector.")
 # Checkpoint parts that are not served: vision parts, and multi-token prediction layers that are not
@@ -161,9 +162,11 @@ _UNREAD = {
     "qwen3_5_text": ("mtp.",),
     "qwen3_next": ("mtp.",),
     "qwen2_5_omni": _SPEAKING,
+    "qwen2_5_omni_thinker": _THINKING,
     "qwen2_5_vl": _VISUAL,
     "qwen2_vl": _VISUAL,
     "qwen3_omni_moe": _SPEAKING,
+    "qwen3_omni_moe_thinker": _THINKING,
     "qwen3_vl": _VISUAL,
     "qwen3_vl_moe": _VISUAL,
     "smolvlm": _IDEFICS3,

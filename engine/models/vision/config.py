@@ -45,9 +45,14 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
             The text model can still be served.
     """
     family = FAMILIES.get(text.architecture)
+    if family is None:
+        return None
     whole = ConfigReader(config)
+    if family.section:
+        whole = whole.section(family.section)
+        assert whole is not None, "the text model was read from it"
     reader = whole.section("vision_config")
-    if family is None or reader is None:
+    if reader is None:
         return None
     for key in ("dtype", "torch_dtype"):
         reader.ignore(key)

@@ -69,6 +69,7 @@ class VisionFamily(NamedTuple):
     # The published limits of models that cut images into tiles, by the side of a tile.
     tiling: Callable[[int], TileScaling | GridScaling] | None = None
     video: RulesReader | None = None  # None: its videos are not read
+    section: str = ""  # of config.json that describes it; empty: the whole
 
 
 def qwen2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -185,6 +186,9 @@ def _qwen3(reader: ConfigReader) -> VisionSpec:
 
 _QWEN2_SCALING = AreaScaling(3136, 12_845_056)
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
+_THINKER = "thinker_config"
+_QWEN2_5_OMNI = VisionFamily(qwen2_5_vl, qwen_tokens(151_655), _QWEN2_SCALING)
+_QWEN3_OMNI = VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN2_SCALING)
 _QWEN3_VL = VisionFamily(
     qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING, video=videos.qwen3_vl(151_656)
 )
@@ -230,12 +234,16 @@ FAMILIES: dict[str, VisionFamily] = {
     "paddleocr_vl": VisionFamily(
         paddleocr_vl, qwen_tokens(100_295), AreaScaling(147_456, 2_359_296, growing="rounded")
     ),
+    "qwen2_5_omni": _QWEN2_5_OMNI._replace(section=_THINKER),
+    "qwen2_5_omni_thinker": _QWEN2_5_OMNI,
     "qwen2_5_vl": VisionFamily(
         qwen2_5_vl, qwen_tokens(151_655), _QWEN2_SCALING, video=videos.qwen2_5_vl
     ),
     "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), _QWEN2_SCALING, video=videos.qwen2_vl),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
+    "qwen3_omni_moe": _QWEN3_OMNI._replace(section=_THINKER),
+    "qwen3_omni_moe_thinker": _QWEN3_OMNI,
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": _QWEN3_VL,
     "smolvlm": _IDEFICS3,

@@ -54,18 +54,35 @@ _QWEN2_5 = (
     *linear_rules(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
     *linear_rules(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
 )
-_DEEP = "visual.deepstack_merger_list.{i}."
-_QWEN3 = (
+# Queries, keys and values are not fused.
+_QWEN2_5_OMNI = (
+    *(rule for rule in _QWEN2_5 if ".attn.qkv." not in rule.pattern),
+    *linear_rules(_QWEN_BLOCK + "attn.q", "{i}.qkv", 0),
+    *linear_rules(_QWEN_BLOCK + "attn.k", "{i}.qkv", 1),
+    *linear_rules(_QWEN_BLOCK + "attn.v", "{i}.qkv", 2),
+)
+_QWEN3_LAYERS = (
     *_QWEN,
     Rule("visual.pos_embed.weight", "positions"),
     *linear_rules(_QWEN_BLOCK + "mlp.linear_fc1", "{i}.up"),
     *linear_rules(_QWEN_BLOCK + "mlp.linear_fc2", "{i}.down"),
+)
+_DEEP = "visual.deepstack_merger_list.{i}."
+_QWEN3 = (
+    *_QWEN3_LAYERS,
     *norm_rules("visual.merger.norm", "merger.norm"),
     *linear_rules("visual.merger.linear_fc1", "merger.up"),
     *linear_rules("visual.merger.linear_fc2", "merger.down"),
     *norm_rules(_DEEP + "norm", "deep.{i}.norm"),
     *linear_rules(_DEEP + "linear_fc1", "deep.{i}.up"),
     *linear_rules(_DEEP + "linear_fc2", "deep.{i}.down"),
+)
+_OMNI_DEEP = "visual.merger_list.{i}."
+_QWEN3_OMNI = (
+    *(*_QWEN3_LAYERS, *_QWEN2_MERGER),
+    *norm_rules(_OMNI_DEEP + "ln_q", "deep.{i}.norm"),
+    *linear_rules(_OMNI_DEEP + "mlp.0", "deep.{i}.up"),
+    *linear_rules(_OMNI_DEEP + "mlp.2", "deep.{i}.down"),
 )
 _GLM_OCR = (
     *linear_rules("visual.patch_embed.proj", "patch"),
@@ -247,10 +264,12 @@ TABLES = {
     "llava": _LLAVA,
     "mistral3": _MISTRAL3,
     "paddleocr_vl": _PADDLE,
+    **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), _QWEN2_5_OMNI),
     "qwen2_5_vl": _QWEN2_5,
     "qwen2_vl": _QWEN2,
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
+    **dict.fromkeys(("qwen3_omni_moe", "qwen3_omni_moe_thinker"), _QWEN3_OMNI),
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
     "smolvlm": _IDEFICS3,

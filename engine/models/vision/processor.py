@@ -42,6 +42,9 @@ WITHOUT_EFFECT = (
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
     *("do_convert_rgb", "default_to_square", "num_channels", "_valid_processor_keys"),
     "image_seq_length",
+    # Of a feature extractor for audio, which Qwen2.5-Omni has in the same file.
+    *("chunk_length", "dither", "feature_size", "hop_length", "n_fft", "n_samples"),
+    *("nb_max_frames", "padding_side", "padding_value", "return_attention_mask", "sampling_rate"),
 )
 
 

@@ -30,7 +30,8 @@ def qwen_tokens(default: int) -> TokenReader:
     """Qwen: one token per cell, without separators."""
 
     def read(config: ConfigReader, directory: Path) -> ImageTokenIds:
-        return ImageTokenIds(config.non_negative("image_token_id", default))
+        token_id = config.non_negative("image_token_id", default)
+        return ImageTokenIds(config.non_negative("image_token_index", token_id))
 
     return read
 

@@ -21,7 +21,7 @@ from engine.models.weights import Parameter, Target
 # Prefixes of an encoder's names; newer exports put the whole model's name before them, and older
 # ones nest another inside.
 _OWN = re.compile(
-    r"(?:model\.)?"
+    r"(?:model\.|thinker\.)?"
     r"(visual|vision_tower|vision_model|vision_encoder|vision_projection|multi_modal_projector"
     r"|mm_projector|mlp_AR|connector|embed_vision|vision_embedder)\."
     r"(?:vision_model\.)?(.*)",

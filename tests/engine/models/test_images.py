@@ -56,6 +56,8 @@ class Twin:
         model_type = self.model.config.model_type
         if model_type == "gemma3":
             found["token_type_ids"] = (ids == self.rules.token_id).long()
+        elif "omni" in model_type:
+            found["attention_mask"] = torch.ones_like(ids)
         elif model_type.startswith(("gemma4", "qwen", "glm", "paddle")):
             found["mm_token_type_ids"] = (ids == self.rules.token_id).long()
         return {"input_ids": ids, **found}
