@@ -7,16 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from engine.images.placeholders import expand_image_tokens
-from engine.images.read import ProcessedImage
-from engine.images.types import FixedScaling, GridScaling, ImageRules, SplitScaling, TileScaling
+from engine.images.read import ProcessedImage, process_image
+from engine.images.types import (
+    AnyresScaling,
+    FixedScaling,
+    GridScaling,
+    ImageRules,
+    SplitScaling,
+    TileScaling,
+)
 from engine.models.checkpoint import read_config
 from engine.types import Request, SamplingParams
 from tests.tiny_vision import VISION_START
 
 # Rows and columns of images, in cells.
 SHAPES = ((2, 3), (1, 1), (3, 2))
+# Heights and widths in pixels of images that lie on canvases: with borders above, beside, and none.
+CANVAS_SIZES = ((20, 70), (33, 16), (40, 40))
 _TILED = GridScaling, SplitScaling, TileScaling
 
 
@@ -31,7 +41,8 @@ def allowed(
     rules: ImageRules, shapes: Sequence[tuple[int, int]] = SHAPES
 ) -> Sequence[tuple[int, int]]:
     """The shapes that the model supports; repeated if all images or tiles have one shape."""
-    if not isinstance(rules.scaling, (FixedScaling, GridScaling, TileScaling)):
+    scalings = FixedScaling, GridScaling, TileScaling, AnyresScaling
+    if not isinstance(rules.scaling, scalings):
         return shapes
     side = rules.scaling.side // rules.cell
     return ((side, side),) * len(shapes)
@@ -51,6 +62,11 @@ def ask(
     rng = np.random.default_rng(seed)
     pictures, template = [], [3, 7]
     for number, (rows, columns) in enumerate(allowed(rules, shapes)):
+        if isinstance(rules.scaling, AnyresScaling):
+            pixels = rng.integers(0, 256, (*CANVAS_SIZES[number], 3), np.uint8)
+            pictures.append(process_image(Image.fromarray(pixels), rules))
+            template += [VISION_START, *[rules.token_id] * 2, 11 + number]
+            continue
         height, width = rows * rules.cell, columns * rules.cell
         num_tiles = 2 * (number == 0 and isinstance(rules.scaling, _TILED))
         *tiles, whole = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.images.types import Image
-from tests import tiny_vision
+from tests import tiny_vision, tiny_vision_pixels
 from tests.tiny_vision import END, IMAGE, START, VIDEO
 from tests.tiny_vision_text import INTERNVL_SPECIAL, QWEN, SPECIAL, TURN_END, save_text
 
@@ -72,7 +72,7 @@ class VideoTwin:
         self.shown = "<video>" if self.is_internvl else SHOWN
         template = TEMPLATE.replace(SHOWN, self.shown)
         save_text(directory, template, self.special)
-        tiny_vision.processor(kind).save_pretrained(directory)
+        tiny_vision_pixels.processor(kind).save_pretrained(directory)
         self.tokenizer: Any = PreTrainedTokenizerFast(
             tokenizer_file=str(directory / "tokenizer.json"),
             chat_template=template,

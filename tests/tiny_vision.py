@@ -8,19 +8,10 @@ They have no tokenizer. The tokens below stand for images, in a vocabulary of 16
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tests import tiny_models
-from tests.tiny_processors import (
-    CohereProcessor,
-    Gemma4UnifiedProcessor,
-    KimiProcessor,
-    Lfm2Processor,
-)
 
 IMAGE, ROW_END, IMAGE_END, START, END, VIDEO = range(150, 156)
 _QWEN_TOKENS = {
@@ -73,6 +64,13 @@ _GLM_TOKENS = {
     **{"image_start_token_id": START, "image_end_token_id": END},
 }
 _GLM_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+
+def pinpoints(side: int) -> list[list[int]]:
+    """Canvases of LLaVA-NeXT's kind, in pixels."""
+    grids = (1, 2), (2, 1), (2, 2), (3, 1), (1, 3)
+    return [[rows * side, columns * side] for rows, columns in grids]
+
 
 # kind -> (Hugging Face class, text model's kind, changes to it, vision config, whole config)
 KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -136,6 +134,28 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         {
             **{"image_token_index": IMAGE, "vision_feature_layer": -1},
             **{"vision_feature_select_strategy": "full"},
+        },
+    ),
+    "llava_next": (
+        *("LlavaNext", "mistral", {"head_dim": 16, "sliding_window": None}),
+        {**_CLIP, "model_type": "clip_vision_model"},
+        {"image_token_index": IMAGE, "image_grid_pinpoints": pinpoints(28)},
+    ),
+    # Granite Vision. Of each tile, two rows and columns of pixels are in no patch.
+    "llava_next_granite": (
+        *("LlavaNext", "granite", {"logits_scaling": 1.0}),
+        {**_CLIP, "model_type": "siglip_vision_model", "image_size": 30},
+        {
+            **{"image_token_index": IMAGE, "image_grid_pinpoints": pinpoints(30)},
+            **{"vision_feature_layer": [-3, 2, -1], "vision_feature_select_strategy": "full"},
+        },
+    ),
+    "llava_onevision": (
+        *("LlavaOnevision", "qwen2", {}),
+        {**_CLIP, "model_type": "siglip_vision_model", "image_size": 30},
+        {
+            **{"image_token_index": IMAGE, "image_grid_pinpoints": pinpoints(30)},
+            **{"video_token_index": VIDEO, "vision_aspect_ratio": "anyres_max_1"},
         },
     ),
     "gemma3": (
@@ -343,84 +363,6 @@ def _publish_kimi(model: Any, directory: Path) -> None:
                 rows[at] = halves.transpose(1, 2).flatten(0, 2)
             tensors[f"vision_tower.encoder.blocks.{i}.wqkv.{part}"] = torch.cat(rows)
     save_file(tensors, path, {"format": "pt"})
-
-
-def processor(kind: str) -> Any:
-    """Hugging Face's image processor for it, in the variant without torchvision."""
-    import transformers
-
-    if kind == "kimi_k25":
-        return KimiProcessor()
-    if kind == "gemma4_unified":
-        return Gemma4UnifiedProcessor(4, 2, 70)
-    if kind == "lfm2_vl":
-        return Lfm2Processor(4, 16, 2, 6)
-    if kind == "cohere2_vision":
-        return CohereProcessor(18, patch_size=3)
-    if kind == "aya_vision":
-        return transformers.GotOcr2ImageProcessorPil(
-            size={"height": 28, "width": 28}, image_mean=[0.5] * 3, image_std=[0.5] * 3
-        )
-    if kind == "paddleocr_vl":
-        return transformers.PaddleOCRVLImageProcessorPil()
-    if kind == "llava_clip":
-        square = {"height": 28, "width": 28}
-        return transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=square)
-    if kind == "llava_siglip":  # exactly three cells of 14 pixels
-        square = {"height": 44, "width": 44}
-        return transformers.SiglipImageProcessorPil(size=square)
-    if kind == "llava_pixtral":
-        return transformers.PixtralImageProcessorPil()
-    if kind == "idefics3":
-        tile, longest = {"longest_edge": 28}, {"longest_edge": 84}
-        return transformers.Idefics3ImageProcessorPil(size=longest, max_image_size=tile)
-    if kind == "smolvlm":
-        tile, longest = {"longest_edge": 30}, {"longest_edge": 60}
-        return transformers.SmolVLMImageProcessorPil(size=longest, max_image_size=tile)
-    if kind.startswith("internvl"):
-        square = {"height": 28, "width": 28}
-        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-        return transformers.GotOcr2ImageProcessorPil(size=square, image_mean=mean, image_std=std)
-    if kind == "gemma3":
-        return transformers.Gemma3ImageProcessorPil(size={"height": 84, "width": 84})
-    if kind.startswith("gemma4"):
-        return transformers.Gemma4ImageProcessorPil(
-            patch_size=8, pooling_kernel_size=2, max_soft_tokens=70
-        )
-    if kind.startswith("mistral3") or kind == "lighton_ocr":
-        return transformers.PixtralImageProcessorPil(patch_size={"height": 14, "width": 14})
-    if kind.startswith("glm"):
-        return transformers.Glm4vImageProcessorPil(
-            size={"shortest_edge": 2 * 28**2, "longest_edge": 2 * 28**2 * 40}
-        )
-    if kind.startswith("qwen3"):
-        half = [0.5, 0.5, 0.5]
-        return transformers.Qwen2VLImageProcessorPil(patch_size=16, image_mean=half, image_std=half)
-    return transformers.Qwen2VLImageProcessorPil()
-
-
-def seen(processor: Any, images: Sequence[np.ndarray]) -> Any:
-    """An image [height, width, 3] after ``processor``, at the size that the model sees.
-
-    If all images or tiles have one size, what the model does not see of it is black.
-    """
-    size = processor.size
-    sides = size and (size.height, size.width)
-    if hasattr(processor, "max_image_size"):  # of a tile
-        sides = (processor.max_image_size["longest_edge"],) * 2
-    if sides is None or None in sides:
-        return _prepared(processor, images)
-    whole = np.zeros((len(images), *sides, 3), np.uint8)
-    for image, into in zip(images, whole, strict=True):
-        into[: image.shape[0], : image.shape[1]] = image
-    return _prepared(processor, list(whole))
-
-
-def _prepared(processor: Any, images: Sequence[np.ndarray]) -> Any:
-    found = processor(list(images), do_resize=False, return_tensors="pt")
-    for unread in ("num_crops", "num_patches", "num_soft_tokens_per_image"):
-        found.pop(unread, None)
-    return found
 
 
 def _mask_as_documented(model: Any) -> None:

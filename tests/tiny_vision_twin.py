@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import tiny_vision
+from tests import tiny_vision, tiny_vision_pixels
 from tests.tiny_processors import Gemma4UnifiedProcessor
 from tests.tiny_vision import END, IMAGE, IMAGE_END, ROW_END, START, VIDEO
 from tests.tiny_vision_text import (
@@ -77,9 +77,10 @@ class Twin:
             },
             model_input_names=["input_ids", "attention_mask"],
         )
-        self._processor = tiny_vision.processor(kind)
+        self._processor = tiny_vision_pixels.processor(kind)
         self._processor.save_pretrained(directory)
-        self._whole = _whole_processor(self.family, self._processor, self._tokenizer)
+        self._whole = _whole_processor(kind, self._processor, self._tokenizer)
+        self._nested = kind == "llava_onevision"
 
     def prompt(self, messages: Sequence[Any], images: Sequence[Any]) -> list[int]:
         """The prompt's tokens; image parts in the messages stand for ``images``."""
@@ -104,7 +105,8 @@ class Twin:
             messages, tokenize=False, add_generation_prompt=True
         )
         if self._whole is not None:
-            return dict(self._whole(text=text, images=[*images] or None, return_tensors="pt"))
+            shown = [[*images]] if self._nested and images else [*images]
+            return dict(self._whole(text=text, images=shown or None, return_tensors="pt"))
         written = self._tokenizer.encode(text, add_special_tokens=False)
         seen: dict[str, Any] = {}
         shapes: list[list[int]] = []
@@ -133,11 +135,16 @@ class Twin:
         return [*([*[IMAGE] * columns, ROW_END] * rows)[:-1], IMAGE_END]
 
 
-def _whole_processor(family: str, images: Any, tokenizer: Any) -> Any:
+def _whole_processor(kind: str, images: Any, tokenizer: Any) -> Any:
     """A family's processor for text and images together; None: none is needed."""
     import transformers
     from transformers.models.smolvlm import processing_smolvlm as processing
 
+    family = kind.split("_")[0]
+    if kind == "llava_next":
+        return transformers.LlavaNextProcessor(
+            images, tokenizer, 14, "default", num_additional_image_tokens=1
+        )
     if family == "gemma3":
         return transformers.Gemma3Processor(images, tokenizer, image_seq_length=9)
     if family == "idefics3":
@@ -161,12 +168,17 @@ def _whole_processor(family: str, images: Any, tokenizer: Any) -> Any:
     class SmolVLM(WithoutVideo, transformers.SmolVLMProcessor):
         pass
 
+    class Onevision(WithoutVideo, transformers.LlavaOnevisionProcessor):
+        pass
+
     class Cohere(WithoutVideo, transformers.Cohere2VisionProcessor):
         pass
 
     class Lfm2(WithoutVideo, transformers.Lfm2VlProcessor):
         pass
 
+    if kind == "llava_onevision":
+        return Onevision(images, tokenizer, None, 4, "full", vision_aspect_ratio="anyres_max_1")
     if family == "lfm2":
         return Lfm2(images, tokenizer)
     if family == "aya":

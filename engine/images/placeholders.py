@@ -96,6 +96,7 @@ def expand_image_tokens(
                 pixels=picture.pixels,
                 digest=picture.digest,
                 is_tile=is_tile,
+                region=picture.region,
             )
         )
         placed += tokens
@@ -136,6 +137,8 @@ def _check_number(num_shown: int, num_wanted: int, kind: str = "images") -> None
 
 
 def _tokens_of(picture: ProcessedImage, rules: ImageRules) -> list[int]:
+    if picture.region is not None:
+        return [rules.token_id] * picture.region.num_tokens
     rows, columns = picture.height // rules.cell, picture.width // rules.cell
     row = [rules.token_id] * columns
     if rules.row_end_id is not None:

@@ -18,12 +18,14 @@ class PromptPositions(NamedTuple):
 
 
 def cells(image: Image, cell: int) -> np.ndarray:
-    """Return the prompt places of an image's cells, row by row: [num_cells] int64.
+    """Return the prompt places of an image's embeddings, row by row: [num_cells] int64.
 
     Args:
-        image: with or without row end tokens.
+        image: with or without row end tokens, which have embeddings in a ``Region`` only.
         cell: the side of a cell, in pixels.
     """
+    if image.region is not None:
+        return np.arange(image.start, image.start + image.num_tokens)
     rows, columns = image.height // cell, image.width // cell
     places = np.arange(image.num_tokens).reshape(rows, -1)[:, :columns]
     return image.start + places.ravel()
@@ -39,7 +41,7 @@ def prompt_positions(num_tokens: int, images: Sequence[Image], cell: int) -> Pro
 
     Args:
         num_tokens: of the prompt.
-        images: in it, in order, without row end tokens.
+        images: in it, in order, without row end tokens and regions.
         cell: the side of a cell, in pixels.
     """
     of_prompt = np.empty((3, num_tokens), np.int32)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidParameter
+from engine.images.canvas import lay_out
 from engine.images.headers import has_many_scans, webp_size
 from engine.images.tiles import cut_into_tiles, whole_size
 from engine.images.types import (
+    AnyresScaling,
     AreaScaling,
     BudgetScaling,
     EdgeScaling,
@@ -24,6 +26,7 @@ from engine.images.types import (
     GridScaling,
     ImageRules,
     PaddedScaling,
+    Region,
     SplitScaling,
     TileScaling,
 )
@@ -45,9 +48,10 @@ class ProcessedImage:
     height: int  # pixels, whole cells
     width: int
     pixels: bytes  # height * width * 3, RGB
-    digest: bytes  # of the size and the pixels
+    digest: bytes  # of the size, the pixels and the region
     tiles: tuple[ProcessedImage, ...] = ()  # cut from it and shown before it, row by row
     columns: int = 0  # of tiles
+    region: Region | None = None  # None: all of its cells are shown
 
     @property
     def parts(self) -> tuple[ProcessedImage, ...]:
@@ -88,8 +92,14 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
     except Exception:  # decoders raise anything on malformed files
         raise _damaged() from None
     image = _over_white(_in_bytes(_upright(image)))
-    height, width = scaled_size(image.height, image.width, rules)
     resampling = Resampling[rules.resampling.upper()]
+    if isinstance(rules.scaling, AnyresScaling):
+        view, canvas, region = lay_out(image, rules.scaling, resampling, rules.cell)
+        whole = _processed(canvas, canvas.height, canvas.width, region)
+        if view is None:
+            return whole
+        return replace(whole, tiles=(_processed(view, view.height, view.width),), columns=1)
+    height, width = scaled_size(image.height, image.width, rules)
     if isinstance(rules.scaling, (TileScaling, GridScaling, SplitScaling)):
         tiles, columns, whole = cut_into_tiles(image, rules.scaling, resampling, rules.cell)
         side = rules.scaling.side // rules.cell * rules.cell
@@ -113,7 +123,7 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
         InvalidParameter: the image is too narrow.
     """
     scaling = rules.scaling
-    if isinstance(scaling, (FixedScaling, TileScaling, GridScaling)):
+    if isinstance(scaling, (FixedScaling, TileScaling, GridScaling, AnyresScaling)):
         side = scaling.side // rules.cell * rules.cell
         return side, side
     if isinstance(scaling, SplitScaling):
@@ -128,15 +138,19 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
     return within_area(height, width, scaling, rules.cell)
 
 
-def _processed(image: Image, height: int, width: int) -> ProcessedImage:
+def _processed(
+    image: Image, height: int, width: int, region: Region | None = None
+) -> ProcessedImage:
     """Take the whole cells of a scaled image."""
     if image.size != (width, height):
         image = image.crop((0, 0, width, height))
     pixels = image.tobytes()
     size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
     digest = hashlib.blake2b(size, digest_size=32)
+    if region is not None:
+        digest.update(repr(region).encode())
     digest.update(pixels)
-    return ProcessedImage(height, width, pixels, digest.digest())
+    return ProcessedImage(height, width, pixels, digest.digest(), region=region)
 
 
 def within_area(

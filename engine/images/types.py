@@ -116,6 +116,37 @@ class SplitScaling(msgspec.Struct, frozen=True, tag="split"):
         return self.max_cut if self.max_cut > 1 else 0
 
 
+class AnyresScaling(msgspec.Struct, frozen=True, tag="anyres"):
+    """Of the canvases of whole tiles, that is chosen on which most of the image's pixels can be
+    seen; the image is scaled to it, keeping its shape, and lies in its middle. A view of the whole
+    image, both sides scaled to one tile, precedes it (LLaVA-NeXT, Liu et al. 2024).
+    """
+
+    side: int  # of a tile, in pixels
+    grids: tuple[tuple[int, int], ...]  # rows and columns of each canvas; none: only the view
+    # Tiles whose cells are as many as a canvas is shown with; of larger ones, the embeddings of
+    # cells are interpolated (LLaVA-OneVision). None: all cells are shown.
+    max_area: int | None = None
+    # The colour that completes an image to a square where there is only a view. With it, there is
+    # only a view if a prompt has several images (LLaVA-OneVision). None: both sides are scaled.
+    border: tuple[int, int, int] | None = None
+
+    def max_cells(self, grid: tuple[int, int], cell: int) -> int:
+        """Return the most tokens of an image on this canvas; ``cell`` is a cell's side in
+        pixels."""
+        across = self.side // cell
+        rows, columns = grid[0] * across, grid[1] * across
+        most = rows * columns
+        if self.max_area is not None:  # exceeded by up to a tenth along each side
+            most = min(most, int(1.21 * self.max_area * across**2) + 1)
+        return across**2 + most + rows
+
+    @property
+    def only_view(self) -> AnyresScaling:
+        """The same without canvases."""
+        return msgspec.structs.replace(self, grids=())
+
+
 Scaling = (
     AreaScaling
     | EdgeScaling
@@ -125,6 +156,7 @@ Scaling = (
     | TileScaling
     | GridScaling
     | SplitScaling
+    | AnyresScaling
 )
 Resampling = Literal["bicubic", "bilinear", "lanczos"]
 
@@ -201,6 +233,34 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     # Image tokens attend to each other in both directions: an image is computed within one step.
     is_bidirectional: bool = False
 
+    def among(self, num_images: int) -> ImageRules:
+        """Return the rules for the images of a prompt that has so many."""
+        scaling = self.scaling
+        if not isinstance(scaling, AnyresScaling) or scaling.border is None or num_images < 2:
+            return self
+        return msgspec.structs.replace(self, scaling=scaling.only_view)
+
+
+class Region(msgspec.Struct, frozen=True):
+    """The cells of an image that a model is shown, in ``AnyresScaling``.
+
+    They are interpolated if fewer are shown. A learned embedding ends each row, or only the last.
+    """
+
+    top: int  # cells
+    left: int
+    rows: int
+    columns: int
+    shown_rows: int
+    shown_columns: int
+    ends_rows: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in a prompt, ends included."""
+        ends = self.shown_rows if self.ends_rows else 1
+        return self.shown_rows * self.shown_columns + ends
+
 
 class VideoPlace(msgspec.Struct, frozen=True):
     """Where a part of a video stands in it."""
@@ -222,10 +282,11 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     height: int  # pixels, whole cells
     width: int
     pixels: bytes  # num_frames * height * width * 3, RGB
-    digest: bytes  # of the size, the pixels and the place in a video
+    digest: bytes  # of the size, the pixels, the region and the place in a video
     is_tile: bool = False  # cut from the next image of the prompt that is no tile
     num_frames: int = 1
     video: VideoPlace | None = None  # None: it is no part of a video
+    region: Region | None = None  # None: all of its cells
 
     @property
     def begins_video(self) -> bool:
@@ -235,6 +296,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     def span(self, cell: int) -> tuple[int, int]:
         """Return the range of prompt places from its first cell to one past its last; ``cell``
         is a cell's side in pixels."""
+        if self.region is not None:
+            return self.start, self.start + self.num_tokens
         rows, columns = self.height // cell, self.width // cell
         return self.start, self.start + (rows - 1) * (self.num_tokens // rows) + columns
 

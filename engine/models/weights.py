@@ -149,6 +149,9 @@ _UNREAD = {
     "lighton_ocr": ("model.vision_encoder.", "model.vision_projection."),
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
+    **dict.fromkeys(
+        ("llava_next", "llava_onevision"), (*_PROJECTED, "image_newline", "model.image_newline")
+    ),
     "mellum": ("mtp.",),
     "mimo_v2_flash": ("model.mtp.",),
     "mistral3": _PROJECTED,

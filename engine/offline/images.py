@@ -78,6 +78,7 @@ def process_images(sources: Sequence[Any], rules: ImageRules | None) -> list[Pro
     if len(sources) > rules.max_images:
         problem = f"{len(sources)} images; at most {rules.max_images} are taken"
         raise InvalidParameter(problem, param="messages")
+    rules = rules.among(len(sources))
     return [_process(source, rules) for source in sources]
 
 

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.images.types import (
+    AnyresScaling,
     AreaScaling,
     BudgetScaling,
     EdgeScaling,
@@ -77,6 +78,8 @@ class ImagePlan:
         encoded = _encoded_cells(self.rules)
         if self.video is not None:
             encoded = max(encoded, max_part_cells(self.video))
+        if isinstance(self.rules.scaling, AnyresScaling):  # tiles, joined, cut, interpolated, ended
+            kept += 5 * self.max_image_cells * spec.hidden_size * dtype.itemsize
         return kept + tower.activation_bytes(encoded)
 
     def encoder(self, tower: VisionTower, device: torch.device) -> ImageEncoder:
@@ -120,6 +123,9 @@ def _max_image_cells(rules: ImageRules) -> int:
         return scaling.max_tiles * _tile_cells(rules)
     if isinstance(scaling, SplitScaling):
         return scaling.max_tiles * _tile_cells(rules) + scaling.max_pixels // rules.cell**2
+    if isinstance(scaling, AnyresScaling):
+        most = [scaling.max_cells(grid, rules.cell) for grid in scaling.grids]
+        return max(most, default=_tile_cells(rules) + 1)
     if isinstance(scaling, AreaScaling):
         return scaling.max_pixels // (scaling.num_frames * rules.cell**2)
     if isinstance(scaling, (BudgetScaling, PaddedScaling)):
@@ -140,7 +146,7 @@ def _encoded_cells(rules: ImageRules) -> int:
 def _tile_cells(rules: ImageRules) -> int:
     """Return the cells of a tile; 0: images are not cut."""
     scaling = rules.scaling
-    if isinstance(scaling, (TileScaling, GridScaling, SplitScaling)):
+    if isinstance(scaling, (TileScaling, GridScaling, SplitScaling, AnyresScaling)):
         return (scaling.side // rules.cell) ** 2
     return 0
 
@@ -172,6 +178,9 @@ def _within(rules: ImageRules, most: int) -> Scaling:
         limit = most * scaling.num_frames * rules.cell**2
         least = min(scaling.min_pixels, limit)
         return msgspec.structs.replace(scaling, min_pixels=least, max_pixels=limit)
+    if isinstance(scaling, AnyresScaling):
+        fitting = (grid for grid in scaling.grids if scaling.max_cells(grid, rules.cell) <= most)
+        return msgspec.structs.replace(scaling, grids=tuple(fitting))
     if isinstance(scaling, BudgetScaling):
         return BudgetScaling(most)
     if isinstance(scaling, PaddedScaling):
@@ -193,6 +202,7 @@ def _refusal(
     if isinstance(vision.rules.scaling, FixedScaling) and most is not None and most < each:
         return f"they have {each} tokens each, more than --max-image-tokens"
     tile = 0 if isinstance(vision.rules.scaling, SplitScaling) else _tile_cells(vision.rules)
+    tile += isinstance(vision.rules.scaling, AnyresScaling)
     if most is not None and most < tile:
         return f"a tile of them has {tile} tokens, more than --max-image-tokens"
     if spec.bidirectional_images:

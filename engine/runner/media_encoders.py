@@ -56,6 +56,8 @@ class ImageEncoder:
 
     def num_cells(self, item: Image) -> int:
         """See ``MediaEncoder``."""
+        if item.region is not None:
+            return item.num_tokens
         return (item.height // self._cell) * (item.width // self._cell)
 
     def places(self, item: Image) -> np.ndarray:
@@ -68,7 +70,7 @@ class ImageEncoder:
         if item.num_frames > 1:
             shape = (item.num_frames, *shape)
         pixels = torch.frombuffer(bytearray(item.pixels), dtype=torch.uint8).view(shape)
-        return self._tower.embed_chunks(to_device(pixels, self._device))
+        return self._tower.embed_chunks(to_device(pixels, self._device), item.region)
 
 
 class ClipEncoder:

@@ -118,6 +118,7 @@ async def _read_pictures(
     rules = model.info.images
     if rules is None:
         raise bad_field(shown[0][0], "holds an image, and this model takes none here; send text")
+    rules = rules.among(len(shown))
     return await _decode_each(
         shown, lambda data: state.images.decode(data, rules), rules.max_images, _IMAGES
     )

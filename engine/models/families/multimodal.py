@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import deepseek, gemma, hybrid, llama, llama4, moe
+from engine.models.families import deepseek, gemma, granite, hybrid, llama, llama4, moe
 from engine.models.families import gemma3n as gemma_3n
 from engine.models.families import gemma4 as gemma_4
 from engine.models.families.family import Family
@@ -49,6 +49,11 @@ _LLAVA = (
     *("image_seq_length", "multimodal_projector_bias", "projector_hidden_act", "ignore_index"),
     *("vision_feature_layer", "vision_feature_select_strategy", "pixel_values_dtype"),
     "vocab_size",  # the text model has its own
+)
+_LLAVA_NEXT = (
+    *(*_LLAVA, "image_grid_pinpoints", "use_image_newline_parameter", "vision_aspect_ratio"),
+    *("video_token_index", "video_token_id", "pretrained_language_model"),
+    "pretrained_vision_tower",
 )
 # Values that text sections leave out: until about 4.51, transformers saved none that equals its
 # class's default.
@@ -89,6 +94,7 @@ _INTERNVL = (
 # Switches of the training code, in the text sections of InternVL3.5.
 _INTERNVL_TRAINING = ("debug", "ep_size", "micro_forward", "skip_checkpoint", "use_deepep")
 _LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, Any]]] = {
+    "granite": (granite.granite, {}),
     "llama": (llama.llama, _LLAMA_DEFAULTS),
     "mistral": (llama.mistral, _MISTRAL_DEFAULTS),
     "qwen2": (llama.qwen2, QWEN2_DEFAULTS),
@@ -193,14 +199,34 @@ def mistral3(reader: ConfigReader) -> DecoderSpec:
 
 def llava(reader: ConfigReader) -> DecoderSpec:
     """LLaVA 1.5, LLaVA-Interleave and Pixtral 12B."""
+    return text_part(reader, _llava_text("llama"), _LLAVA)
 
+
+def llava_next(reader: ConfigReader) -> DecoderSpec:
+    """LLaVA-NeXT and Granite Vision 3."""
+    return dataclasses.replace(
+        text_part(reader, _llava_text("llama"), _LLAVA_NEXT), naming="whole/llama"
+    )
+
+
+def llava_onevision(reader: ConfigReader) -> DecoderSpec:
+    """LLaVA-OneVision."""
+    spec = text_part(reader, _llava_text("qwen2"), _LLAVA_NEXT)
+    text = reader.section("text_config")
+    is_tied = spec.tie_word_embeddings
+    if text is not None and text.flag("tie_word_embeddings"):
+        is_tied = True  # whatever the outer config says
+    return dataclasses.replace(spec, tie_word_embeddings=is_tied, naming="whole/llama")
+
+
+def _llava_text(usual: str) -> Callable[[ConfigReader], DecoderSpec]:
     def read(text: ConfigReader) -> DecoderSpec:
-        read_text, defaults = of_kind(text, _LLAVA_TEXT, "llama")
-        text.set_defaults({"model_type": "llama", **defaults})
+        read_text, defaults = of_kind(text, _LLAVA_TEXT, usual)
+        text.set_defaults({"model_type": usual, **defaults})
         text.ignore("is_composition")
         return read_text(text)
 
-    return text_part(reader, read, _LLAVA)
+    return read
 
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
@@ -304,6 +330,14 @@ FAMILIES: dict[str, Family] = {
         llava,
         "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
         "as `llama`, `mistral` or `qwen2`; accepts images",
+    ),
+    "llava_next": Family(
+        llava_next,
+        "LLaVA 1.6 (NeXT), Granite Vision 3",
+        "as `llama`, `mistral`, `qwen2` or `granite`; accepts images",
+    ),
+    "llava_onevision": Family(
+        llava_onevision, "LLaVA-OneVision", "as `qwen2`; accepts images, not video"
     ),
     "mistral3": Family(
         mistral3,

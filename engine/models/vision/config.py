@@ -75,6 +75,8 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
         scaling = FixedScaling(spec.image_size, crop=spec.class_token)
         if family.tiling is not None:
             scaling = family.tiling(spec.image_size)
+        if family.canvases is not None:
+            scaling = family.canvases(whole, spec)
     assert scaling is not None, "a family of images of one size has an encoder of such"
     processing = read_processing(directory, spec, scaling, family.resampling)
     _check_positions(whole, spec, processing.scaling)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.images.types import (
+    AnyresScaling,
     AreaScaling,
     BudgetScaling,
     EdgeScaling,
@@ -24,7 +25,14 @@ from engine.models.vision.gemma_readers import gemma3, gemma4, gemma4_unified
 from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.kimi import kimi_k25, kimi_scaling, kimi_tokens
 from engine.models.vision.lfm import lfm2_scaling, lfm2_vl
-from engine.models.vision.llava import llava, llava_tokens
+from engine.models.vision.llava import (
+    anyres_tokens,
+    llava,
+    llava_next,
+    llava_next_scaling,
+    llava_onevision_scaling,
+    llava_tokens,
+)
 from engine.models.vision.paddle import paddleocr_vl
 from engine.models.vision.pixtral import mistral3
 from engine.models.vision.shared import (
@@ -68,6 +76,8 @@ class VisionFamily(NamedTuple):
     resampling: Resampling = "bicubic"
     # The published limits of models that cut images into tiles, by the side of a tile.
     tiling: Callable[[int], TileScaling | GridScaling] | None = None
+    # The limits of models that see images on canvases of tiles, which are in the whole config.
+    canvases: Callable[[ConfigReader, VisionSpec], AnyresScaling] | None = None
     video: RulesReader | None = None  # None: its videos are not read
     section: str = ""  # of config.json that describes it; empty: the whole
 
@@ -230,6 +240,12 @@ FAMILIES: dict[str, VisionFamily] = {
     "lfm2_vl": VisionFamily(lfm2_vl, lfm2_tokens, lfm2_scaling, "bilinear"),
     "lighton_ocr": VisionFamily(mistral3, qwen_tokens(151_655), EdgeScaling(1540)),
     "llava": VisionFamily(llava, llava_tokens, EdgeScaling(1024)),
+    "llava_next": VisionFamily(
+        llava_next, anyres_tokens(32_000), None, canvases=llava_next_scaling
+    ),
+    "llava_onevision": VisionFamily(
+        llava_next, anyres_tokens(151_646), None, canvases=llava_onevision_scaling
+    ),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
     "paddleocr_vl": VisionFamily(
         paddleocr_vl, qwen_tokens(100_295), AreaScaling(147_456, 2_359_296, growing="rounded")

@@ -143,7 +143,7 @@ _CLIP = (  # and SigLIP
     *linear_rules(_TOWER_LAYER + "mlp.fc2", "{i}.down"),
     *norm_rules("vision_tower.post_layernorm", "final_norm"),
 )
-_LLAVA = (*_MISTRAL3, *_CLIP)
+_LLAVA = (*_MISTRAL3, *_CLIP, Rule("image_newline", "newline"))
 _GEMMA3 = (
     *_CLIP,
     Rule("multi_modal_projector.mm_soft_emb_norm.weight", "merger.norm"),
@@ -261,7 +261,7 @@ TABLES = {
     "kimi_k25": _KIMI_K25,
     "lfm2_vl": _LFM2,
     "lighton_ocr": _LIGHTON,
-    "llava": _LLAVA,
+    **dict.fromkeys(("llava", "llava_next", "llava_onevision"), _LLAVA),
     "mistral3": _MISTRAL3,
     "paddleocr_vl": _PADDLE,
     **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), _QWEN2_5_OMNI),

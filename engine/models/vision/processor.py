@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from engine.images.types import (
+    AnyresScaling,
     AreaScaling,
     BudgetScaling,
     EdgeScaling,
@@ -26,6 +27,7 @@ from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.vision.kimi import as_hugging_face, read_padding
 from engine.models.vision.lfm import read_split
+from engine.models.vision.llava import read_canvases
 from engine.models.vision.spec import PixelSpec, VisionSpec
 
 _RESAMPLING: dict[int, Resampling] = {  # Pillow's numbers
@@ -90,8 +92,7 @@ def read_processing(
     side = spec.processor_patch or spec.patch_size
     if not reader.has_value("patch_size", {"height": side, "width": side}):
         reader.require("patch_size", side)
-    found = _scaling(reader, spec, scaling)
-    if isinstance(found, BudgetScaling):
+    if isinstance(scaling, BudgetScaling):
         pixels = _unnormalised(reader, spec.pixels)
     else:
         reader.require("do_normalize", True)
@@ -100,6 +101,10 @@ def read_processing(
             _channels(reader, "image_std", spec.pixels.std),
             reader.number("rescale_factor", spec.pixels.rescale),
         )
+    if isinstance(scaling, AnyresScaling):
+        found = read_canvases(reader, scaling, pixels)
+    else:
+        found = _scaling(reader, spec, scaling)
     reader.finish()
     return Processing(pixels, found, _RESAMPLING[filter_number])
 

@@ -21,6 +21,8 @@ MAX_SIDE = 1024  # of a patch, in pixels
 MAX_MERGE = 16  # patches
 MAX_IMAGE = 16_384  # pixels, a side
 HALF = PixelSpec((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+# The layer whose features are read, possibly counted from the end; or several, side by side.
+Features = int | tuple[int, ...]
 CLIP = PixelSpec((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _ACTIVATIONS: dict[str, VisionActivation] = {
     "gelu": "gelu",
@@ -37,7 +39,7 @@ def siglip_encoder(
     reader: ConfigReader,
     text: DecoderSpec,
     merger: MergerSpec | PoolSpec,
-    features: int,
+    features: Features,
 ) -> VisionSpec:
     """Read SigLIP's encoder (Zhai et al. 2023); see ``read_fixed``."""
     reader.ignore("vision_use_head")
@@ -55,7 +57,7 @@ def read_fixed(
     reader: ConfigReader,
     text: DecoderSpec,
     merger: MergerSpec | PoolSpec,
-    features: int,
+    features: Features,
     *,
     patch: int,
     norm_eps: float,
@@ -67,7 +69,7 @@ def read_fixed(
         whole, reader: the whole config and its vision section.
         text: the text model.
         merger: of the encoder.
-        features: the layer whose features are read, possibly counted from the end.
+        features: see ``Features``.
         patch, norm_eps, activation: defaults of absent keys.
 
     Raises:
@@ -78,8 +80,10 @@ def read_fixed(
         reader.ignore(key)
     hidden = reader.count("hidden_size", 768)
     num_layers = reader.count("num_hidden_layers", 12, limit=MAX_LAYERS)
-    num_read = features if features >= 0 else num_layers + 1 + features
-    if not 0 < num_read <= num_layers:
+    chosen = features if isinstance(features, tuple) else (features,)
+    layers = tuple(layer if layer >= 0 else num_layers + 1 + layer for layer in chosen)
+    num_read = max(layers)
+    if min(layers) < 1 or num_read > num_layers:
         raise whole.error("vision_feature_layer", f"is {features}; there are {num_layers} layers")
     side = reader.count("patch_size", patch, limit=MAX_SIDE)
     image_size = reader.count("image_size", 224, limit=MAX_IMAGE)
@@ -99,6 +103,7 @@ def read_fixed(
         pixels=CLIP,
         image_size=image_size,
         num_skipped_layers=num_layers - num_read,
+        feature_layers=layers if len(layers) > 1 else (),
     )
 
 

@@ -154,6 +154,11 @@ class VisionSpec:
     # The layers after which a separate merger makes what is added after the text model's first
     # layers (DeepStack, Meng et al. 2024).
     deepstack_layers: tuple[int, ...] = ()
+    # The numbers of layers after which features are taken, which the merger reads side by side
+    # (Granite Vision); none: those of the last layer alone.
+    feature_layers: tuple[int, ...] = ()
+    out_scale: float = 1.0  # by which the embeddings are multiplied
+    newline: bool = False  # a learned embedding ends rows of cells; see ``Region``
 
     @property
     def head_dim(self) -> int:
@@ -180,7 +185,12 @@ class VisionSpec:
     @property
     def merged_size(self) -> int:
         """Width of a cell's concatenated patches."""
-        return self.hidden_size * self.merge_size**2
+        return self.feature_size * self.merge_size**2
+
+    @property
+    def feature_size(self) -> int:
+        """Width of what the merger reads of a patch."""
+        return self.hidden_size * (len(self.feature_layers) or 1)
 
     def is_windowed(self, layer: int) -> bool:
         """Return whether a layer's attention stays within windows."""

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from engine.images.types import Region
 from engine.models.loader import dummy_weights, load_weights
 from engine.models.safetensors import Header
+from engine.models.vision.canvas import assemble_tiles
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.gemma import PatchPooler, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
@@ -34,7 +36,8 @@ _OWN_BYTES = 16 * 2**20  # used by torch's kernels for any image
 class ImageEmbeddings(NamedTuple):
     """An image's embeddings for the text model, in its dtype."""
 
-    embeddings: torch.Tensor  # [num_cells, out_size], row by row
+    # [num_cells, out_size], row by row; of a region, with those that end rows
+    embeddings: torch.Tensor
     deepstack: tuple[torch.Tensor, ...]  # each [num_cells, out_size]; added after its first layers
 
 
@@ -77,25 +80,43 @@ class VisionTower:
             self._merger = GatedMerger(spec, spec.merger, tensors)
         else:
             self._merger = PatchPooler(spec, spec.merger, tensors)
+        self._newline: torch.Tensor | None = None
+        if spec.newline:
+            self._newline = tensors["newline"] * spec.out_scale
         widest = "0.up.weight" if spec.num_layers else "merger.projection.weight"
         self._dtype = tensors[widest].dtype
 
-    def embed(self, pixels: torch.Tensor) -> ImageEmbeddings:
+    def embed(self, pixels: torch.Tensor, region: Region | None = None) -> ImageEmbeddings:
         """Embed an image, or frames of a video that are seen together.
 
         Args:
             pixels: [height, width, 3] or [num_frames, height, width, 3] uint8, RGB, on the tower's
                 device; whole cells. Frames are as many as ``VisionSpec.num_frames`` says.
+            region: the cells of a canvas of tiles that are shown; None: the pixels are no canvas.
         """
-        return run_to_end(self.embed_chunks(pixels))
+        return run_to_end(self.embed_chunks(pixels, region))
 
-    def embed_chunks(self, pixels: torch.Tensor) -> Generator[None, None, ImageEmbeddings]:
+    def embed_chunks(
+        self, pixels: torch.Tensor, region: Region | None = None
+    ) -> Generator[None, None, ImageEmbeddings]:
         """Run ``embed`` in pieces: each iteration computes one, and the embeddings are returned at
         the end.
 
         Other work between two pieces does not affect the result. On a CPU a piece is a part of a
         layer for some hundred patches, on a GPU for all of them.
         """
+        if region is None:
+            return (yield from self._embed(pixels))
+        assert self.spec.image_size is not None, "the side of a tile"
+        side = self.spec.image_size // self.spec.cell_size * self.spec.cell_size
+        tiles = []
+        for row in pixels.split(side):
+            for tile in row.split(side, dim=1):
+                tiles.append((yield from self._embed(tile.contiguous())).embeddings)
+        columns = pixels.shape[1] // side
+        return ImageEmbeddings(assemble_tiles(tiles, columns, region, self._newline), ())
+
+    def _embed(self, pixels: torch.Tensor) -> Generator[None, None, ImageEmbeddings]:
         spec = self.spec
         side = spec.patch_size
         project = self._frame_patch if pixels.dim() == 4 else self._patch
@@ -130,20 +151,27 @@ class VisionTower:
         yield
         everything = (Windows(0, 1, x.shape[0]),)
         deep = []
+        features: dict[int, torch.Tensor] = {}
         for i, block in enumerate(self._blocks):
             windows = layout.windows if spec.is_windowed(i) else everything
             yield from block.forward_chunks(x, turns, windows, most)
+            if i + 1 in spec.feature_layers:
+                features[i + 1] = x.clone()
             if i in self._deepstack_mergers:
                 deep.append(
                     layout.to_row_major(
                         (yield from merge_chunks(self._deepstack_mergers[i], x, most))
                     )
                 )
+        if features:
+            x = torch.cat([features[layer] for layer in spec.feature_layers], dim=-1)
         if self._class_token is not None:
             x = x[1:]
         if self._final_norm is not None:
             x = self._final_norm(x)
         merged = yield from merge_chunks(self._merger, x, most)
+        if spec.out_scale != 1.0:
+            merged *= spec.out_scale
         return ImageEmbeddings(layout.to_row_major(merged), tuple(deep))
 
     def _positions_of(self, layout: PatchLayout, size: tuple[int, int]) -> torch.Tensor:
@@ -191,6 +219,7 @@ class VisionTower:
             3 * hidden * size + 3 * merged * size // spec.merge_size**2,
         )
         of_a_patch += 8 * spec.head_dim + 128  # positions and rotations
+        of_a_patch += 2 * len(spec.feature_layers) * hidden * size  # kept, and side by side
         of_a_cell = (2 + len(spec.deepstack_layers)) * spec.out_size * size
         return _OWN_BYTES + num_cells * (of_a_patch * spec.merge_size**2 + of_a_cell)
 

@@ -21,10 +21,10 @@ from engine.models.weights import Parameter, Target
 # Prefixes of an encoder's names; newer exports put the whole model's name before them, and older
 # ones nest another inside.
 _OWN = re.compile(
-    r"(?:model\.|thinker\.)?"
+    r"(?:model\.|thinker\.)?(?:"
     r"(visual|vision_tower|vision_model|vision_encoder|vision_projection|multi_modal_projector"
     r"|mm_projector|mlp_AR|connector|embed_vision|vision_embedder)\."
-    r"(?:vision_model\.)?(.*)",
+    r"(?:vision_model\.)?(.*)|(image_newline))",
     re.DOTALL,
 )
 # Modules after the features that are used, and a table that is computed instead.
@@ -52,7 +52,9 @@ def vision_targets(spec: VisionSpec, wanted: Mapping[str, Parameter]) -> dict[st
 def canonical_name(name: str) -> str:
     """Return an encoder tensor's name in the tables; other names are returned as they are."""
     found = _OWN.fullmatch(name)
-    return f"{found[1]}.{found[2]}" if found else name
+    if found is None:
+        return name
+    return found[3] or f"{found[1]}.{found[2]}"
 
 
 def is_vision_tensor(name: str) -> bool:
@@ -107,6 +109,8 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         return found | _pool_parameters(spec, spec.merger)
     if isinstance(spec.merger, GatedMergerSpec):
         return found | _gated_merger_parameters(spec, spec.merger)
+    if spec.newline:
+        found["newline"] = Parameter((spec.out_size,))
     width = spec.merged_size if spec.merger.norm_of_cells else hidden
     found |= _merger_parameters("merger", spec, spec.merger, width)
     for i in range(len(spec.deepstack_layers)):

@@ -9,9 +9,9 @@ import torch
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec
 from engine.types import SamplingParams
-from tests import tiny_vision
+from tests import tiny_vision, tiny_vision_pixels
 from tests.engine.handmade import Hand, load, request
-from tests.image_prompts import ask, rules_of
+from tests.image_prompts import CANVAS_SIZES, ask, rules_of
 
 CHUNKS = ((64,), (5, 1, 2, 3, 9, 64), (1,) * 64)
 
@@ -25,7 +25,7 @@ class Twin:
         self.rules = rules_of(directory)
         spec = read_config(str(directory)).spec
         self.sees_both_ways = isinstance(spec, DecoderSpec) and spec.bidirectional_images
-        self._processor = tiny_vision.processor(kind)
+        self._processor = tiny_vision_pixels.processor(kind)
 
     def uncut(self, asked, end):
         """Where a step that would end here may end: not in images with bidirectional attention."""
@@ -52,7 +52,9 @@ class Twin:
             np.frombuffer(each.pixels, np.uint8).reshape(each.height, each.width, 3)
             for each in asked.images
         ]
-        found = tiny_vision.seen(self._processor, arrays)
+        if hasattr(self._processor, "image_grid_pinpoints"):
+            return {"input_ids": ids, **self._canvases(arrays)}
+        found = tiny_vision_pixels.seen(self._processor, arrays)
         model_type = self.model.config.model_type
         if model_type == "gemma3":
             found["token_type_ids"] = (ids == self.rules.token_id).long()
@@ -61,6 +63,16 @@ class Twin:
         elif model_type.startswith(("gemma4", "qwen", "glm", "paddle")):
             found["mm_token_type_ids"] = (ids == self.rules.token_id).long()
         return {"input_ids": ids, **found}
+
+    def _canvases(self, arrays):
+        """Of images that are a view and a canvas each."""
+        cut = tiny_vision_pixels.tiles(self._processor, arrays)
+        shown = [torch.cat(pair) for pair in zip(cut[::2], cut[1::2], strict=True)]
+        most = max(len(tiles) for tiles in shown)
+        values = torch.zeros(len(shown), most, *shown[0].shape[1:])
+        for tiles, into in zip(shown, values, strict=True):
+            into[: len(tiles)] = tiles
+        return {"pixel_values": values, "image_sizes": torch.tensor(CANVAS_SIZES[: len(shown)])}
 
 
 @pytest.fixture(scope="module", params=list(tiny_vision.KINDS))

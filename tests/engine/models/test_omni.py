@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.models.checkpoint import read_config
 from engine.models.spec import DecoderSpec
-from tests import tiny_models, tiny_vision
+from tests import tiny_models, tiny_vision, tiny_vision_pixels
 from tests.engine.models.test_parity import paged_logits
 from tests.engine.models.test_text_parts import save_changed, with_random_weights
 from tests.engine.models.vision.test_tower_checkpoints import load, same
@@ -81,7 +81,7 @@ def test_the_thinker_makes_text(kind, tmp_path):
 def test_the_whole_model_sees_with_its_thinker(kind, tmp_path):
     """As it was published, with settings for audio beside those for images."""
     tiny_vision.save(f"{kind}_thinker", tmp_path)
-    processor = tiny_vision.processor(f"{kind}_thinker")
+    processor = tiny_vision_pixels.processor(f"{kind}_thinker")
     processor.save_pretrained(tmp_path)
     before = load(tmp_path)
     path = tmp_path / "preprocessor_config.json"

@@ -13,7 +13,7 @@ from engine.models.checkpoint import read_config, read_headers
 from engine.models.vision import tower as tower_module
 from engine.models.vision.positions import bucket_positions
 from engine.models.vision.tower import ImageEmbeddings, VisionTower, load_tower
-from tests import tiny_vision
+from tests import tiny_vision, tiny_vision_pixels
 from tests.image_prompts import allowed, rules_of
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def noise(rows: int, columns: int, cell: int) -> np.ndarray:
 
 def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageEmbeddings:
     """Hugging Face's features of an image that already has its final size."""
-    read = tiny_vision.seen(processor, [pixels])
+    read = tiny_vision_pixels.seen(processor, [pixels])
     with torch.no_grad():
         if model.config.model_type in ("lighton_ocr", "mistral3"):
             # Not ``get_image_features``, which splits up an image of one cell.
@@ -46,11 +46,24 @@ def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageEmbeddings:
                 return ImageEmbeddings(parts.vision_projection(patches, read["image_sizes"]), ())
             patches = parts.vision_tower(**read).last_hidden_state[0]
             return ImageEmbeddings(parts.multi_modal_projector(patches, read["image_sizes"]), ())
+        if model.config.model_type in ("llava_next", "llava_onevision"):
+            return ImageEmbeddings(_of_a_tile(model, read["pixel_values"]), ())
         out = model.get_image_features(**read, return_dict=True)
     deep = getattr(out, "deepstack_features", ())
     return ImageEmbeddings(
         torch.cat(tuple(out.pooler_output)), tuple(torch.cat(own) for own in deep)
     )
+
+
+def _of_a_tile(model: Any, values: torch.Tensor) -> torch.Tensor:
+    """Of models whose ``get_image_features`` takes a view and a canvas."""
+    config, parts = model.config, model.model
+    layers = config.vision_feature_layer
+    states = parts.vision_tower(values, output_hidden_states=True).hidden_states
+    chosen = [states[layer] for layer in (layers if isinstance(layers, list) else [layers])]
+    first = int(config.vision_feature_select_strategy == "default")
+    features = parts.multi_modal_projector(torch.cat(chosen, dim=-1)[:, first:])[0]
+    return features * getattr(config.text_config, "embedding_multiplier", 1.0)
 
 
 def assert_close(found: ImageEmbeddings, wanted: ImageEmbeddings, tolerance: float) -> None:
@@ -67,7 +80,7 @@ def assert_close(found: ImageEmbeddings, wanted: ImageEmbeddings, tolerance: flo
 def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind):
     """For any number of patches per piece."""
     model = tiny_vision.save(kind, tmp_path)
-    processor = tiny_vision.processor(kind)
+    processor = tiny_vision_pixels.processor(kind)
     tower = load(tmp_path)
     for rows, columns in dict.fromkeys(allowed(rules_of(tmp_path), SIZES)):
         pixels = noise(rows, columns, tower.spec.cell_size)
@@ -92,7 +105,7 @@ def test_embeddings_in_bfloat16(tmp_path, kind):
     tower = load(tmp_path, torch.bfloat16)
     ((rows, columns),) = allowed(rules_of(tmp_path), [(5, 7)])
     pixels = noise(rows, columns, tower.spec.cell_size)
-    processor = tiny_vision.processor(kind)
+    processor = tiny_vision_pixels.processor(kind)
     wanted = expected(model, processor, pixels)
     found = tower.embed(torch.from_numpy(pixels))
     assert found.embeddings.dtype == torch.bfloat16
@@ -111,7 +124,7 @@ def test_positions_that_rounding_moves(tmp_path):
     moved = bucket_positions(50) != torch.arange(50)
     assert moved.sum() == 22
     model = tiny_vision.save("idefics3", tmp_path, image_size=100, patch_size=2)
-    processor = tiny_vision.processor("idefics3")
+    processor = tiny_vision_pixels.processor("idefics3")
     processor.max_image_size = {"longest_edge": 100}
     pixels = noise(25, 25, 4)
     found = load(tmp_path).embed(torch.from_numpy(pixels))
@@ -125,7 +138,7 @@ def test_positions_of_published_models_are_their_own(side):
 
 def test_pixels_are_normalised_as_the_processor_says(tmp_path):
     model = tiny_vision.save("qwen2_vl", tmp_path)
-    processor = tiny_vision.processor("qwen2_vl")
+    processor = tiny_vision_pixels.processor("qwen2_vl")
     processor.image_mean, processor.image_std = [0.1, 0.2, 0.3], [0.9, 0.8, 0.7]
     processor.rescale_factor = 1 / 128
     processor.save_pretrained(tmp_path)

@@ -14,7 +14,7 @@ from engine.models.families import FAMILIES
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.families import FAMILIES as VISION_FAMILIES
 from engine.models.vision.spec import AxialRope
-from tests import tiny_vision
+from tests import tiny_vision, tiny_vision_pixels
 
 _TEXT = {
     **{
@@ -202,7 +202,7 @@ def test_windows_and_features_of_published_models(tmp_path):
 def test_what_transformers_saves_of_a_processor(tmp_path, kind):
     """In a file of its own, and as a section of the newer file, which takes precedence."""
     tiny_vision.save(kind, tmp_path)
-    processor = tiny_vision.processor(kind)
+    processor = tiny_vision_pixels.processor(kind)
     if kind.startswith("llava"):
         is_clip = kind == "llava_clip"
         scaling = FixedScaling(28 if is_clip else 44, crop=is_clip)
