@@ -206,6 +206,75 @@ class Lfm2Processor:
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
+class Llama4Processor:
+    """Llama 4's: scaled onto a canvas of tiles, and the whole image if there are several."""
+
+    def __init__(self, side: int, most: int = 16, grows: bool = False) -> None:
+        self.size = SimpleNamespace(height=side, width=side)
+        self.side, self.most, self.grows = side, most, grows
+
+    def __call__(self, images: Sequence[Any], do_resize: bool = True, **_: Any) -> dict[str, Any]:
+        import torch
+
+        ratios, found = [], []
+        for image in images:
+            array = _as_array(image)
+            tiles, ratio = self.tiles(array) if do_resize else ([array], (1, 1))
+            ratios.append(ratio)
+            found += [(tile.transpose(2, 0, 1) / 255 - 0.5) / 0.5 for tile in tiles]
+        values = torch.from_numpy(np.stack(found)).float()
+        extra = {"aspect_ratios": torch.tensor(ratios)} if do_resize else {}
+        return {"pixel_values": values, **extra}
+
+    def fetch_images(self, images: Any) -> Any:
+        """The images, none of which is at an address."""
+        return images
+
+    def tiles(self, array: np.ndarray) -> tuple[list[np.ndarray], tuple[int, int]]:
+        """Each [side, side, 3] uint8, the whole image last if there are several; their grid."""
+        import torch
+
+        height, width, _ = array.shape
+        grids: dict[float, list[tuple[int, int]]] = {}
+        for count in range(self.most, 0, -1):
+            for rows in (n for n in range(1, count + 1) if count % n == 0):
+                grids.setdefault(rows * rows / count, []).append((rows, count // rows))
+        canvases = torch.tensor([grid for same in grids.values() for grid in same]) * self.side
+        scales = torch.minimum(canvases[:, 0] / height, canvases[:, 1] / width)
+        up = scales[scales >= 1]
+        best = (up.max() if self.grows else up.min()) if len(up) else scales.max()
+        chosen = canvases[scales == best]
+        tall, wide = chosen[chosen.prod(1).argmin()].tolist()
+        limit = [tall, wide]
+        if not self.grows:
+            limit = [min(max(height, self.side), tall), min(max(width, self.side), wide)]
+        by_width, by_height = limit[1] / width, limit[0] / height
+        if by_width < by_height:
+            size = limit[1], min(math.floor(height * by_width), limit[0])
+        else:
+            size = min(math.floor(width * by_height), limit[1]), limit[0]
+        image = Image.fromarray(array)
+        scaled = np.asarray(image.resize((max(size[0], 1), max(size[1], 1)), _BILINEAR))
+        canvas = np.zeros((tall, wide, 3), np.uint8)
+        canvas[: scaled.shape[0], : scaled.shape[1]] = scaled
+        rows, columns = tall // self.side, wide // self.side
+        cut = canvas.reshape(rows, self.side, columns, self.side, 3).swapaxes(1, 2)
+        tiles = list(cut.reshape(-1, self.side, self.side, 3))
+        if len(tiles) > 1:
+            tiles.append(np.asarray(image.resize((self.side, self.side), _BILINEAR)))
+        return tiles, (rows, columns)
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the file that Hugging Face's own would be."""
+        settings = {
+            **{"size": {"height": self.side, "width": self.side}, "resample": 2},
+            **{"max_patches": self.most, "resize_to_max_canvas": self.grows},
+            **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True},
+            **{"image_processor_type": "Llama4ImageProcessorFast", "do_center_crop": None},
+        }
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
 class Gemma4UnifiedProcessor:
     """That of Gemma 4 12B: scaled as for other Gemma 4 models, and cut into whole cells."""
 

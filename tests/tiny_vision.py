@@ -136,6 +136,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
             **{"vision_feature_select_strategy": "full"},
         },
     ),
+    "llama4": (
+        *("Llama4", "llama4", {}),
+        {
+            **{**_CLIP, "patch_size": 7, "intermediate_size": 128, "vision_output_dim": 40},
+            **{"projector_input_dim": 40, "projector_output_dim": 40},
+        },
+        {"image_token_index": IMAGE},
+    ),
     "llava_next": (
         *("LlavaNext", "mistral", {"head_dim": 16, "sliding_window": None}),
         {**_CLIP, "model_type": "clip_vision_model"},
@@ -314,7 +322,7 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
             if "vision_tower" in parameter_name and "q_norm" in parameter_name:
                 parameter.data *= 0.25  # scores are scaled only here
-        for buffer_name, buffer in model.model.named_buffers():
+        for buffer_name, buffer in model.named_buffers():
             part = buffer_name.rpartition(".")[2]
             if part in _BOUNDS:
                 buffer.fill_(_BOUNDS[part] * (1 + 0.2 * torch.rand(())))

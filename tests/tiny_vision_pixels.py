@@ -12,6 +12,7 @@ from tests.tiny_processors import (
     Gemma4UnifiedProcessor,
     KimiProcessor,
     Lfm2Processor,
+    Llama4Processor,
 )
 from tests.tiny_vision import pinpoints
 
@@ -24,6 +25,8 @@ def processor(kind: str) -> Any:
         return KimiProcessor()
     if kind == "gemma4_unified":
         return Gemma4UnifiedProcessor(4, 2, 70)
+    if kind == "llama4":
+        return Llama4Processor(28)
     if kind.startswith("llava_next"):
         side = 28 if kind == "llava_next" else 30
         return transformers.LlavaNextImageProcessorPil(

@@ -50,6 +50,10 @@ LFM2_SPECIAL = {
     **{**SPECIAL, IMAGE: "<image>", START: "<|image_start|>", END: "<|image_end|>"},
     **{VIDEO: "<|img_thumbnail|>", 156: "<|img_row_1_col_1|>", 157: "<|img_row_2_col_1|>"},
 }
+LLAMA4_SPECIAL = {
+    **{**SPECIAL, IMAGE: "<|patch|>", START: "<|image_start|>", END: "<|image_end|>"},
+    **{VIDEO: "<|image|>", ROW_END: "<|tile_x_separator|>", IMAGE_END: "<|tile_y_separator|>"},
+}
 _NEWLINE = "\u010a"
 
 QWEN = (
@@ -64,6 +68,7 @@ QWEN = (
 IDEFICS3 = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
 AYA = IDEFICS3  # its placeholder is no token
 COHERE = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|IMG_PATCH|>")
+LLAMA4 = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image|>")
 INTERNVL = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n")
 MISTRAL = (
     "{% for message in messages %}"

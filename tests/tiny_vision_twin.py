@@ -21,6 +21,8 @@ from tests.tiny_vision_text import (
     INTERNVL,
     INTERNVL_SPECIAL,
     LFM2_SPECIAL,
+    LLAMA4,
+    LLAMA4_SPECIAL,
     LLAVA,
     MISTRAL,
     QWEN,
@@ -33,12 +35,13 @@ from tests.tiny_vision_text import (
 _TEMPLATES = {
     **{"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": GEMMA4},
     **{"idefics3": IDEFICS3, "smolvlm": IDEFICS3, "internvl": INTERNVL},
-    **{"aya": AYA, "cohere2": COHERE, "lfm2": IDEFICS3},
+    **{"aya": AYA, "cohere2": COHERE, "lfm2": IDEFICS3, "llama4": LLAMA4},
 }
 _SPECIAL = {
     **{"gemma3": GEMMA_SPECIAL, "gemma4": GEMMA_SPECIAL, "idefics3": IDEFICS3_SPECIAL},
     **{"smolvlm": SMOLVLM_SPECIAL, "internvl": INTERNVL_SPECIAL},
     **{"aya": COHERE_SPECIAL, "cohere2": COHERE_SPECIAL, "lfm2": LFM2_SPECIAL},
+    "llama4": LLAMA4_SPECIAL,
 }
 
 
@@ -171,12 +174,17 @@ def _whole_processor(kind: str, images: Any, tokenizer: Any) -> Any:
     class Onevision(WithoutVideo, transformers.LlavaOnevisionProcessor):
         pass
 
+    class Llama4(WithoutVideo, transformers.Llama4Processor):
+        pass
+
     class Cohere(WithoutVideo, transformers.Cohere2VisionProcessor):
         pass
 
     class Lfm2(WithoutVideo, transformers.Lfm2VlProcessor):
         pass
 
+    if family == "llama4":
+        return Llama4(images, tokenizer, 7, image_token="<|image|>")
     if kind == "llava_onevision":
         return Onevision(images, tokenizer, None, 4, "full", vision_aspect_ratio="anyres_max_1")
     if family == "lfm2":

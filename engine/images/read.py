@@ -21,6 +21,7 @@ from engine.images.types import (
     AnyresScaling,
     AreaScaling,
     BudgetScaling,
+    CornerScaling,
     EdgeScaling,
     FixedScaling,
     GridScaling,
@@ -100,7 +101,7 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
             return whole
         return replace(whole, tiles=(_processed(view, view.height, view.width),), columns=1)
     height, width = scaled_size(image.height, image.width, rules)
-    if isinstance(rules.scaling, (TileScaling, GridScaling, SplitScaling)):
+    if isinstance(rules.scaling, (TileScaling, GridScaling, CornerScaling, SplitScaling)):
         tiles, columns, whole = cut_into_tiles(image, rules.scaling, resampling, rules.cell)
         side = rules.scaling.side // rules.cell * rules.cell
         cut = tuple(_processed(tile, side, side) for tile in tiles)
@@ -123,7 +124,8 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
         InvalidParameter: the image is too narrow.
     """
     scaling = rules.scaling
-    if isinstance(scaling, (FixedScaling, TileScaling, GridScaling, AnyresScaling)):
+    square = FixedScaling, TileScaling, GridScaling, CornerScaling, AnyresScaling
+    if isinstance(scaling, square):
         side = scaling.side // rules.cell * rules.cell
         return side, side
     if isinstance(scaling, SplitScaling):

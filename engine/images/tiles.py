@@ -6,7 +6,13 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import InvalidParameter
-from engine.images.types import MAX_TILED_SIDE, GridScaling, SplitScaling, TileScaling
+from engine.images.types import (
+    MAX_TILED_SIDE,
+    CornerScaling,
+    GridScaling,
+    SplitScaling,
+    TileScaling,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image, Resampling
@@ -22,7 +28,7 @@ class Tiles(NamedTuple):
 
 def cut_into_tiles(
     image: Image,
-    scaling: TileScaling | GridScaling | SplitScaling,
+    scaling: TileScaling | GridScaling | CornerScaling | SplitScaling,
     resampling: Resampling,
     cell: int,
 ) -> Tiles:
@@ -38,6 +44,12 @@ def cut_into_tiles(
         return Tiles(
             _cut(image.resize((columns * side, rows * side), resampling), side), columns, whole
         )
+    if isinstance(scaling, CornerScaling):
+        rows, columns = best_canvas(image.height, image.width, scaling)
+        canvas = _in_the_corner(image, rows * side, columns * side, scaling, resampling)
+        if rows * columns == 1:
+            return Tiles([], 0, canvas)
+        return Tiles(_cut(canvas, side), columns, image.resize((side, side), resampling))
     if isinstance(scaling, GridScaling):
         choose = fitting_grid if scaling.fits else closest_grid
         rows, columns = choose(image.height, image.width, scaling)
@@ -127,6 +139,62 @@ def fitting_grid(height: int, width: int, scaling: GridScaling) -> tuple[int, in
     ]
     least = min((scale for scale in scales if scale >= 1), default=max(scales))
     return grids[scales.index(least)]
+
+
+def best_canvas(height: int, width: int, scaling: CornerScaling) -> tuple[int, int]:
+    """Return the rows and columns of the canvas of an image in Llama 4.
+
+    Scales are compared in single precision, as its processor does; of canvases on which the image
+    has the same size, the smallest is chosen.
+    """
+    import numpy as np
+
+    grids = np.array(_by_shape(scaling.max_cut), np.int64)
+    sides = (grids * scaling.side).astype(np.float32)
+    scales = np.minimum(sides[:, 0] / np.float32(height), sides[:, 1] / np.float32(width))
+    growing = scales[scales >= 1]
+    if growing.size:
+        chosen = growing.max() if scaling.grows else growing.min()
+    else:
+        chosen = scales.max()
+    same = grids[scales == chosen]
+    rows, columns = same[same.prod(1).argmin()].tolist()
+    return rows, columns
+
+
+def _by_shape(most: int) -> list[tuple[int, int]]:
+    """All grids of up to ``most`` tiles; those of the same shape, which are from large to small,
+    follow the largest."""
+    shapes: dict[float, list[tuple[int, int]]] = {}
+    for count in range(most, 0, -1):
+        for rows in range(1, count + 1):
+            if count % rows == 0:
+                columns = count // rows
+                shapes.setdefault(rows / columns, []).append((rows, columns))
+    return [grid for grids in shapes.values() for grid in grids]
+
+
+def _in_the_corner(
+    image: Image, height: int, width: int, scaling: CornerScaling, resampling: Resampling
+) -> Image:
+    """Scale the image to fit, and put it into the upper left corner of a black one."""
+    from PIL.Image import new
+
+    tall, wide = height, width
+    if not scaling.grows:  # not beyond a tile
+        tall = min(max(image.height, scaling.side), height)
+        wide = min(max(image.width, scaling.side), width)
+    across, down = wide / image.width, tall / image.height
+    if across < down:
+        size = wide, min(math.floor(image.height * across), tall)
+    else:
+        size = min(math.floor(image.width * down), wide), tall
+    scaled = image.resize((max(size[0], 1), max(size[1], 1)), resampling)
+    if scaled.size == (width, height):
+        return scaled
+    canvas = new("RGB", (width, height))
+    canvas.paste(scaled)
+    return canvas
 
 
 def _grids(scaling: GridScaling | SplitScaling) -> list[tuple[int, int]]:

@@ -97,6 +97,23 @@ class GridScaling(msgspec.Struct, frozen=True, tag="grid"):
         return self.max_cut + 1 if self.max_cut > 1 else 1
 
 
+class CornerScaling(msgspec.Struct, frozen=True, tag="corner"):
+    """The image is scaled, keeping its shape, to the canvas of whole tiles on which it is scaled up
+    least, or if it fits on none, scaled down least. It lies in the upper left corner; the rest is
+    black. The canvas is cut into tiles; if there are several, the whole image, both sides scaled to
+    one tile, follows (Llama 4).
+    """
+
+    side: int  # of a tile, in pixels
+    max_cut: int  # tiles, without the whole image
+    grows: bool = False  # to fill the largest canvas; otherwise no more than to a tile's side
+
+    @property
+    def max_tiles(self) -> int:
+        """The most tiles of an image, the whole one included."""
+        return self.max_cut + 1 if self.max_cut > 1 else 1
+
+
 class SplitScaling(msgspec.Struct, frozen=True, tag="split"):
     """Sides are rounded to whole cells and scaled to an area within bounds, as by ``AreaScaling``.
     A much larger image is also scaled to the grid of tiles whose shape is closest to its own, and
@@ -155,6 +172,7 @@ Scaling = (
     | BudgetScaling
     | TileScaling
     | GridScaling
+    | CornerScaling
     | SplitScaling
     | AnyresScaling
 )
@@ -187,6 +205,7 @@ class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
     tile: str
     whole: str  # the whole image after its tiles
     alone: str  # an image that is not cut
+    between: str = ""  # tiles of a row
     row_end: str = ""  # after a row of tiles
     begin: str = ""
     end: str = ""
@@ -206,7 +225,8 @@ class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
         if rows == 0:
             return self.alone
         places = [[(row, column) for column in range(columns)] for row in range(rows)]
-        shown = ("".join(self._tile(*at, columns) for at in row) + self.row_end for row in places)
+        named = ([self._tile(*at, columns) for at in row] for row in places)
+        shown = (self.between.join(row) + self.row_end for row in named)
         return "".join(shown) + self.whole
 
     def _tile(self, row: int, column: int, columns: int) -> str:

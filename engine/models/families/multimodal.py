@@ -325,7 +325,7 @@ FAMILIES: dict[str, Family] = {
         "InternVL3 and 3.5, those converted for transformers (`-hf`, `-HF`)",
         "as `qwen2`, `qwen3`, `qwen3_moe` or `llama`; accepts images, video",
     ),
-    "llama4": Family(llama_4, "Llama 4 Scout and Maverick", "as `llama4_text`; text only"),
+    "llama4": Family(llama_4, "Llama 4 Scout and Maverick", "as `llama4_text`; accepts images"),
     "llava": Family(
         llava,
         "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",

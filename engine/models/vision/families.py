@@ -11,6 +11,7 @@ from engine.images.types import (
     AnyresScaling,
     AreaScaling,
     BudgetScaling,
+    CornerScaling,
     EdgeScaling,
     GridScaling,
     Resampling,
@@ -25,6 +26,7 @@ from engine.models.vision.gemma_readers import gemma3, gemma4, gemma4_unified
 from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.kimi import kimi_k25, kimi_scaling, kimi_tokens
 from engine.models.vision.lfm import lfm2_scaling, lfm2_vl
+from engine.models.vision.llama import llama4, llama4_scaling, llama4_tokens
 from engine.models.vision.llava import (
     anyres_tokens,
     llava,
@@ -75,7 +77,7 @@ class VisionFamily(NamedTuple):
     scaling: Scaling | Callable[[VisionSpec], Scaling] | None
     resampling: Resampling = "bicubic"
     # The published limits of models that cut images into tiles, by the side of a tile.
-    tiling: Callable[[int], TileScaling | GridScaling] | None = None
+    tiling: Callable[[int], TileScaling | GridScaling | CornerScaling] | None = None
     # The limits of models that see images on canvases of tiles, which are in the whole config.
     canvases: Callable[[ConfigReader, VisionSpec], AnyresScaling] | None = None
     video: RulesReader | None = None  # None: its videos are not read
@@ -239,6 +241,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, kimi_scaling),
     "lfm2_vl": VisionFamily(lfm2_vl, lfm2_tokens, lfm2_scaling, "bilinear"),
     "lighton_ocr": VisionFamily(mistral3, qwen_tokens(151_655), EdgeScaling(1540)),
+    "llama4": VisionFamily(llama4, llama4_tokens, None, "bilinear", llama4_scaling),
     "llava": VisionFamily(llava, llava_tokens, EdgeScaling(1024)),
     "llava_next": VisionFamily(
         llava_next, anyres_tokens(32_000), None, canvases=llava_next_scaling

@@ -32,3 +32,23 @@ class GatedMerger:
         joined = self._join(x.reshape(-1, self._width))
         gate, up = self._up(functional.gelu(self._norm(self._project(joined)))).chunk(2, dim=-1)
         return self._down(self._activate(gate).mul_(up))
+
+
+class Adapter:
+    """Turns the patches of each cell into an embedding of the text model; see ``AdapterSpec``.
+
+    Args:
+        spec: of the encoder.
+        weights: of the encoder.
+    """
+
+    def __init__(self, spec: VisionSpec, weights: Tensors) -> None:
+        self._width = spec.merged_size
+        self._up = read_projection(weights, "merger.up")
+        self._down = read_projection(weights, "merger.down")
+        self._project = read_projection(weights, "merger.projection")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_patches, hidden_size], each cell's patches adjacent -> [num_cells, out_size]."""
+        inner = functional.gelu(self._up(x.reshape(-1, self._width)))
+        return self._project(functional.gelu(self._down(inner)))

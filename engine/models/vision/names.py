@@ -231,6 +231,25 @@ _KIMI_K25 = (
     *linear_rules("mm_projector.proj.0", "merger.up"),
     *linear_rules("mm_projector.proj.2", "merger.down"),
 )
+_LLAMA4_LAYER = "vision_model.model.layers.{i}."
+_LLAMA4 = (
+    Rule("vision_model.class_embedding", "class_token"),
+    Rule("vision_model.patch_embedding.linear.weight", "patch.weight"),
+    Rule("vision_model.positional_embedding_vlm", "positions"),
+    *norm_rules("vision_model.layernorm_pre", "patch_norm"),
+    *norm_rules(_LLAMA4_LAYER + "input_layernorm", "{i}.attention_norm"),
+    *linear_rules(_LLAMA4_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *linear_rules(_LLAMA4_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *linear_rules(_LLAMA4_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *linear_rules(_LLAMA4_LAYER + "self_attn.o_proj", "{i}.output"),
+    *norm_rules(_LLAMA4_LAYER + "post_attention_layernorm", "{i}.mlp_norm"),
+    *linear_rules(_LLAMA4_LAYER + "mlp.fc1", "{i}.up"),
+    *linear_rules(_LLAMA4_LAYER + "mlp.fc2", "{i}.down"),
+    *norm_rules("vision_model.layernorm_post", "final_norm"),
+    Rule("vision_model.vision_adapter.mlp.fc1.weight", "merger.up.weight"),
+    Rule("vision_model.vision_adapter.mlp.fc2.weight", "merger.down.weight"),
+    Rule("multi_modal_projector.linear_1.weight", "merger.projection.weight"),
+)
 _COHERE = (*_CLIP, *norm_rules("multi_modal_projector.layernorm", "merger.norm"), *_INTERNVL[-4:])
 _LFM2 = (*_CLIP, *_INTERNVL[-6:])
 _LIGHTON = tuple(
@@ -261,6 +280,7 @@ TABLES = {
     "kimi_k25": _KIMI_K25,
     "lfm2_vl": _LFM2,
     "lighton_ocr": _LIGHTON,
+    "llama4": _LLAMA4,
     **dict.fromkeys(("llava", "llava_next", "llava_onevision"), _LLAVA),
     "mistral3": _MISTRAL3,
     "paddleocr_vl": _PADDLE,

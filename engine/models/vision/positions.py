@@ -23,6 +23,14 @@ class PatchRotation(NamedTuple):
         """Return those of some patches."""
         return PatchRotation(self.cos[rows], self.sin[rows])
 
+    def after_origin(self) -> PatchRotation:
+        """Return these, preceded by that of a token that is not rotated."""
+        cos, sin = self.cos[:1], self.sin[:1]
+        return PatchRotation(
+            torch.cat((torch.ones_like(cos), self.cos)),
+            torch.cat((torch.zeros_like(sin), self.sin)),
+        )
+
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotate [num_patches, heads, head_dim], in float32 internally."""
         parts = x.float().view(*x.shape[:2], *self.cos.shape[2:-1], -1)
@@ -45,6 +53,7 @@ def make_rotation(
     frequencies = rope.theta**-steps  # [head_dim / 2]
     of_rows = frequencies[0::2]
     of_columns = frequencies[1::2] if rope.staggered else of_rows
+    rows, columns = rows + rope.first, columns + rope.first
     by_row, by_column = rows[:, None].float() * of_rows, columns[:, None].float() * of_columns
     if rope.split_halves:
         angles = torch.stack((by_column, by_row), dim=1)
@@ -53,14 +62,20 @@ def make_rotation(
     return PatchRotation(angles.cos()[:, None], angles.sin()[:, None])
 
 
-def stored_pairs(head_dim: int) -> torch.Tensor:
+def stored_pairs(head_dim: int, *, columns_first: bool = False) -> torch.Tensor:
     """Return where the dimensions of a head are stored if pairs are adjacent (``interleaved``).
+
+    Args:
+        head_dim: a multiple of 4.
+        columns_first: the first half of the pairs is of the column; otherwise every other pair.
 
     Returns:
         [head_dim] int64, the stored place of each dimension as ``PatchRotation`` rotates them: the
             first ones of all pairs, those of rows before those of columns, and then the second ones
     """
     pairs = torch.arange(head_dim // 2).view(-1, 2)  # of column and row, by frequency
+    if columns_first:
+        pairs = torch.arange(head_dim // 2).view(2, -1).T
     first = 2 * torch.cat((pairs[:, 1], pairs[:, 0]))
     return torch.cat((first, first + 1))
 

@@ -14,6 +14,7 @@ from engine.images.types import (
     AnyresScaling,
     AreaScaling,
     BudgetScaling,
+    CornerScaling,
     EdgeScaling,
     FixedScaling,
     GridScaling,
@@ -123,6 +124,11 @@ def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scalin
         return _tiles(reader, scaling)
     if isinstance(scaling, GridScaling):
         return _grid(reader, scaling)
+    if isinstance(scaling, CornerScaling):
+        reader.require("size", {"height": scaling.side, "width": scaling.side})
+        most = reader.count("max_patches", scaling.max_cut, limit=_MAX_TILES)
+        grows = reader.flag("resize_to_max_canvas", scaling.grows)
+        return CornerScaling(scaling.side, most, grows)
     if isinstance(scaling, BudgetScaling):
         return _budget(reader, spec, scaling)
     return (

@@ -27,13 +27,16 @@ class AxialRope:
     those of the rows (Pixtral), else the same ones. With ``split_halves`` the first half of a head
     rotates by the column and the second by the row, and the halves of each half are rotated against
     each other (Gemma 4). ``interleaved`` is how queries and keys are stored: adjacent dimensions of
-    a head are a pair, and every other pair, the first included, rotates by the column (MoonViT).
+    a head are a pair, and every other pair, the first included, rotates by the column (MoonViT); or
+    with ``columns_first`` the first half of the pairs does (Llama 4).
     """
 
     theta: float
     staggered: bool = False
     split_halves: bool = False
     interleaved: bool = False
+    columns_first: bool = False
+    first: int = 0  # the position of the first row and column; a class token has 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,16 @@ class GatedMergerSpec:
     inner_size: int  # of the MLP
     activation: VisionActivation = "silu"
     norm: VisionNorm = VisionNorm("layer", 1e-5)
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """How the patches of a cell become one embedding in Llama 4, without biases.
+
+    concatenate patches ─► up ─► GELU ─► down ─► GELU ─► projection
+    """
+
+    inner_size: int  # of what GELU is applied to
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,7 @@ class VisionSpec:
     out_size: int  # of the text model's embeddings
     norm: VisionNorm
     activation: VisionActivation
-    merger: MergerSpec | GatedMergerSpec | PoolSpec
+    merger: MergerSpec | GatedMergerSpec | AdapterSpec | PoolSpec
     pixels: PixelSpec
     num_kv_heads: int | None = None  # fewer than heads (EXAONE 4.5); None: as many
     architecture: str = ""  # Hugging Face model_type of the whole model
@@ -115,6 +128,7 @@ class VisionSpec:
     mlp_bias: bool = True
     patch_bias: bool = False
     channels_last: bool = False  # stored layout of the patch weights
+    flat_patches: bool = False  # they are stored as a projection's
     # Frames that a patch spans, all filled with the image; None: the weights have no time
     # dimension.
     num_frames: int | None = None
@@ -137,6 +151,7 @@ class VisionSpec:
     # None: images have any size.
     image_size: int | None = None
     class_token: bool = False  # a learned token before the patches, whose result is not read
+    class_last: bool = False  # its position is stored after those of patches
     # Patches take their positions as Idefics3 computes them; see ``bucket_positions``.
     bucketed_positions: bool = False
     squared_positions: bool = False  # stored with a dimension for each side

@@ -86,7 +86,7 @@ def idefics3_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     if names is None:
         return ImageTokenIds(token_id)
     image, around = names[0], "<fake_token_around_image>"
-    _require_names(directory, (around,))
+    require_names(directory, (around,))
     alone = f"{around}<global-img>{image}{around}"
     rewriting = TileRewrite(
         image,
@@ -105,7 +105,7 @@ def internvl_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     if names is None:
         return ImageTokenIds(token_id)
     image, begin, end = names[0], "<img>", "</img>"
-    _require_names(directory, (begin, end))
+    require_names(directory, (begin, end))
     rewriting = TileRewrite(image, tile=image, whole=image, alone=image, begin=begin, end=end)
     return ImageTokenIds(token_id, rewriting=rewriting)
 
@@ -117,7 +117,7 @@ def cohere_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     if names is None:
         return ImageTokenIds(token_id)
     begin, end, row_end = "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"
-    _require_names(directory, (begin, end, row_end))
+    require_names(directory, (begin, end, row_end))
     image = names[0]
     tile = image + row_end
     rewriting = TileRewrite(image, tile=tile, whole=tile, alone=tile, begin=begin, end=end)
@@ -133,7 +133,7 @@ def aya_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     if names is None:
         return ImageTokenIds(token_id)
     image, begin, end = names[0], "<|START_OF_IMG|>", "<|END_OF_IMG|>"
-    _require_names(directory, (begin, end))
+    require_names(directory, (begin, end))
     whole = f"TILE_GLOBAL{image}"
     rewriting = TileRewrite(
         *("<image>", f"TILE_{{number}}{image}"), whole=whole, alone=whole, begin=begin, end=end
@@ -148,7 +148,7 @@ def lfm2_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
     if names is None:
         return ImageTokenIds(token_id)
     image, begin, end, thumbnail = names[0], "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
-    _require_names(directory, (begin, end, thumbnail, "<|img_row_1_col_1|>"))
+    require_names(directory, (begin, end, thumbnail, "<|img_row_1_col_1|>"))
     tile = "<|img_row_{row}_col_{column}|>" + image
     rewriting = TileRewrite(
         *(image, tile), whole=thumbnail + image, alone=image, begin=begin, end=end
@@ -158,11 +158,11 @@ def lfm2_tokens(config: ConfigReader, directory: Path) -> ImageTokenIds:
 
 def token_id_of(directory: Path, name: str) -> int:
     """Return the id of an added token. Raises ModelLoadError if there is none."""
-    _require_names(directory, (name,))
+    require_names(directory, (name,))
     return (_added_tokens(directory / "tokenizer.json") or {})[name]
 
 
-def _require_names(directory: Path, names: tuple[str, ...]) -> None:
+def require_names(directory: Path, names: tuple[str, ...]) -> None:
     """Raise ModelLoadError if the tokenizer lacks a token; it would be read as plain text."""
     path = directory / "tokenizer.json"
     added = _added_tokens(path) or {}

@@ -15,7 +15,7 @@ from engine.models.vision.canvas import assemble_tiles
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.gemma import PatchPooler, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
-from engine.models.vision.mergers import GatedMerger
+from engine.models.vision.mergers import Adapter, GatedMerger
 from engine.models.vision.patches import PatchLayout, Windows, chunk_slices, make_layout, patchify
 from engine.models.vision.positions import (
     bucket_positions,
@@ -24,7 +24,13 @@ from engine.models.vision.positions import (
     sample_positions,
     stored_pairs,
 )
-from engine.models.vision.spec import GatedMergerSpec, MergerSpec, PoolSpec, VisionSpec
+from engine.models.vision.spec import (
+    AdapterSpec,
+    GatedMergerSpec,
+    MergerSpec,
+    PoolSpec,
+    VisionSpec,
+)
 from engine.models.vision.weights import is_vision_tensor
 from kernels.transfer import to_device
 
@@ -78,6 +84,8 @@ class VisionTower:
                 self._deepstack_mergers[layer] = Merger(spec, deep, tensors, name)
         elif isinstance(spec.merger, GatedMergerSpec):
             self._merger = GatedMerger(spec, spec.merger, tensors)
+        elif isinstance(spec.merger, AdapterSpec):
+            self._merger = Adapter(spec, tensors)
         else:
             self._merger = PatchPooler(spec, spec.merger, tensors)
         self._newline: torch.Tensor | None = None
@@ -148,6 +156,8 @@ class VisionTower:
         turns = None
         if spec.rope is not None:
             turns = make_rotation(spec.rope, spec.head_dim, layout.rows, layout.columns)
+            if self._class_token is not None:
+                turns = turns.after_origin()
         yield
         everything = (Windows(0, 1, x.shape[0]),)
         deep = []
@@ -209,6 +219,8 @@ class VisionTower:
             merged = (spec.merger.inner_size or spec.out_size) * (1 + spec.merger.gated)
         elif isinstance(spec.merger, GatedMergerSpec):
             merged = spec.merger.inner_size + 2 * spec.out_size
+        elif isinstance(spec.merger, AdapterSpec):
+            merged = 2 * spec.merger.inner_size
         of_a_patch = max(
             # Cut as bytes and again in order, normalised, embedded.
             (10 if spec.pixel_norm else 6) * pixels + 4 * hidden,
@@ -304,8 +316,10 @@ def _to_compute_layout(
         arranged["positions"] = tensors["positions"].transpose(0, 1).contiguous()
     if spec.squared_positions:
         arranged["positions"] = tensors["positions"].flatten(0, 1)
+    if spec.class_last:
+        arranged["positions"] = tensors["positions"].roll(1, 0)
     if spec.rope is not None and spec.rope.interleaved:
-        order = stored_pairs(spec.head_dim)
+        order = stored_pairs(spec.head_dim, columns_first=spec.rope.columns_first)
         for name in tensors:
             if name.rpartition(".")[0].endswith(".qkv"):
                 arranged[name] = _rotated_in_halves(tensors[name], order, spec.num_heads)
@@ -316,7 +330,9 @@ def _to_compute_layout(
         if spec.merger.inputs_first:
             projection = tensors["merger.projection.weight"].T
             arranged["merger.projection.weight"] = projection.contiguous()
-    elif isinstance(spec.merger, GatedMergerSpec) or spec.merger.joined:
+    elif isinstance(spec.merger, GatedMergerSpec) or (
+        isinstance(spec.merger, MergerSpec) and spec.merger.joined
+    ):
         # Checkpoints have a cell's patches within each dimension; here it is the reverse.
         stored = tensors["merger.join.weight"].flatten(1).unflatten(1, (spec.hidden_size, -1))
         arranged["merger.join.weight"] = stored.transpose(1, 2).flatten(1).contiguous()
@@ -338,7 +354,7 @@ def _rotated_in_halves(stored: torch.Tensor, order: torch.Tensor, num_heads: int
 
 
 def merge_chunks(
-    merger: Merger | GatedMerger | PatchPooler, x: torch.Tensor, most: int
+    merger: Merger | GatedMerger | Adapter | PatchPooler, x: torch.Tensor, most: int
 ) -> Generator[None, None, torch.Tensor]:
     """Apply ``merger(x)`` to ``most`` rows at a time, whole cells."""
     parts = []

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from engine.models.vision.names import TABLES
 from engine.models.vision.spec import (
+    AdapterSpec,
     GatedMergerSpec,
     MergerSpec,
     PoolSpec,
@@ -76,7 +77,8 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     hidden, side = spec.hidden_size, spec.patch_size
     frames = () if spec.num_frames is None else (spec.num_frames,)
     # In float32: the pixels are, and the frames' weights are summed.
-    shape = (3 * side**2,) if spec.channels_last else (3, *frames, side, side)
+    is_flat = spec.channels_last or spec.flat_patches
+    shape = (3 * side**2,) if is_flat else (3, *frames, side, side)
     found = {"patch.weight": Parameter((hidden,), shape, is_float32=True)}
     if spec.pixel_norm is not None:
         found["pixel_norm"] = Parameter((3 * side**2,), is_norm=True, is_float32=True)
@@ -109,6 +111,12 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         return found | _pool_parameters(spec, spec.merger)
     if isinstance(spec.merger, GatedMergerSpec):
         return found | _gated_merger_parameters(spec, spec.merger)
+    if isinstance(spec.merger, AdapterSpec):
+        inner = spec.merger.inner_size
+        sizes = {"up": (inner, spec.merged_size), "down": (inner, inner)}
+        for name, (outputs, inputs) in {**sizes, "projection": (spec.out_size, inner)}.items():
+            found |= linear_parameters(f"merger.{name}", (outputs,), inputs, bias=False)
+        return found
     if spec.newline:
         found["newline"] = Parameter((spec.out_size,))
     width = spec.merged_size if spec.merger.norm_of_cells else hidden

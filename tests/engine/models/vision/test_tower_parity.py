@@ -49,6 +49,8 @@ def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageEmbeddings:
         if model.config.model_type in ("llava_next", "llava_onevision"):
             return ImageEmbeddings(_of_a_tile(model, read["pixel_values"]), ())
         out = model.get_image_features(**read, return_dict=True)
+        if model.config.model_type == "llama4":
+            return ImageEmbeddings(model.multi_modal_projector(out.last_hidden_state[0]), ())
     deep = getattr(out, "deepstack_features", ())
     return ImageEmbeddings(
         torch.cat(tuple(out.pooler_output)), tuple(torch.cat(own) for own in deep)
