@@ -117,11 +117,11 @@ class VideoTwin:
             grids.append([len(parts), first.height // side, first.width // side])
             for part in parts:
                 kinds[0, part.start : part.start + part.num_tokens] = 2
-        return {
+        found = {
             **{"input_ids": ids, "attention_mask": torch.ones_like(ids)},
             **{"pixel_values_videos": torch.cat(pixels), "video_grid_thw": torch.tensor(grids)},
-            "mm_token_type_ids": kinds,
         }
+        return found if self.kind == "lfm3_vl" else {**found, "mm_token_type_ids": kinds}
 
     def answer(self, asked: Any, num_tokens: int, **inputs: Any) -> list[int]:
         """The greedy continuation of a prompt: its tokens, and the parts of its videos."""
@@ -156,7 +156,13 @@ class VideoTwin:
         if self.kind.startswith("qwen2"):
             cells = grid[0] * grid[1] * grid[2] // 4
             return SPECIAL[VIDEO], SPECIAL[VIDEO] * cells
-        kinds = {"qwen3": "Qwen3VL", "glm46": "Glm46V", "glm4v": "Glm4v", "inter": "InternVL"}
+        kinds = {
+            "qwen3": "Qwen3VL",
+            "lfm3_": "Lfm3Vl",
+            "glm46": "Glm46V",
+            "glm4v": "Glm4v",
+            "inter": "InternVL",
+        }
         kind: Any = getattr(transformers, f"{kinds[self.kind[:5]]}Processor")
         processor = kind.__new__(kind)
         processor.video_processor = _VideoProcessor

@@ -266,6 +266,17 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         },
         {"image_token_id": IMAGE, "projector_hidden_size": 40},
     ),
+    "lfm3_vl": (
+        *("Lfm3Vl", "lfm3", {}),
+        {
+            **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+            **{"hidden_size": 32, "intermediate_size": 40, "patch_size": 14},
+        },
+        {
+            **{"image_token_id": IMAGE, "video_token_id": VIDEO, "projector_hidden_size": 40},
+            **{"vision_start_token_id": START, "vision_end_token_id": END},
+        },
+    ),
     "lighton_ocr": (
         *("LightOnOcr", "qwen3", {"tie_word_embeddings": True}),
         *({**_PIXTRAL, "model_type": "pixtral"}, {"image_token_id": IMAGE}),

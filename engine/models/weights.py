@@ -145,7 +145,7 @@ _UNREAD = {
     "idefics3": _IDEFICS3,
     "internvl": _PROJECTED,
     "kimi_k25": ("vision_tower.", "mm_projector."),
-    "lfm2_vl": _PROJECTED,
+    **dict.fromkeys(("lfm2_vl", "lfm3_vl"), _PROJECTED),
     "lighton_ocr": ("model.vision_encoder.", "model.vision_projection."),
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,

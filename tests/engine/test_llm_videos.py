@@ -34,6 +34,7 @@ KINDS = (
             "glm46v",
             "glm4v_moe",
             "internvl",
+            "lfm3_vl",
         )
     ),
 )

@@ -48,6 +48,10 @@ _LFM2 = (
     *("use_image_special_tokens", "use_thumbnail"),
 )
 _LFM2_TEXT = {"lfm2": hybrid.lfm2, "lfm2_moe": hybrid.lfm2_moe}
+_LFM3 = (
+    *("projector_bias", "projector_hidden_act", "projector_hidden_size"),
+    *("video_token_id", "vision_start_token_id", "vision_end_token_id"),
+)
 _LIGHTON = ("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size")
 _PADDLE = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
 # Switches of the training code, and of its kernels.
@@ -93,6 +97,19 @@ def lfm2_vl(reader: ConfigReader) -> DecoderSpec:
 
     reader.set_defaults({"tie_word_embeddings": reader.flag("tie_embedding", True)})
     return dataclasses.replace(text_part(reader, read, _LFM2), naming="outer/lfm2")
+
+
+def lfm3_vl(reader: ConfigReader) -> DecoderSpec:
+    """LFM3-VL."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.require("model_type", "lfm3")
+        text.set_defaults({"model_type": "lfm3"})
+        return hybrid.lfm3(text)
+
+    reader.set_defaults({"tie_word_embeddings": True})
+    spec = text_part(reader, read, _LFM3)
+    return dataclasses.replace(spec, naming=f"outer/{spec.naming}")
 
 
 def lighton_ocr(reader: ConfigReader) -> DecoderSpec:
@@ -186,6 +203,7 @@ FAMILIES: dict[str, Family] = {
     "glm4v": Family(glm4v, "GLM-4.1V Thinking, GLM-4.6V Flash", "as `glm4`; accepts images, video"),
     "glm4v_moe": Family(glm4v_moe, "GLM-4.5V, GLM-4.6V", "as `glm4_moe`; accepts images, video"),
     "lfm2_vl": Family(lfm2_vl, "LFM2-VL 450M to 3B", "as `lfm2`; accepts images"),
+    "lfm3_vl": Family(lfm3_vl, "LFM3-VL 2B", "as `lfm3`; accepts images, video"),
     "lighton_ocr": Family(lighton_ocr, "LightOnOCR 1B", "as `qwen3`; accepts images"),
     "paddleocr_vl": Family(
         paddleocr_vl,

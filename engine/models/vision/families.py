@@ -25,7 +25,7 @@ from engine.models.vision.cohere import aya_vision, cohere2_vision
 from engine.models.vision.gemma_readers import gemma3, gemma4, gemma4_unified
 from engine.models.vision.glm import glm4v, glm_ocr
 from engine.models.vision.kimi import kimi_k25, kimi_scaling, kimi_tokens
-from engine.models.vision.lfm import lfm2_scaling, lfm2_vl
+from engine.models.vision.lfm import lfm2_scaling, lfm2_vl, lfm3_vl
 from engine.models.vision.llama import llama4, llama4_scaling, llama4_tokens
 from engine.models.vision.llava import (
     anyres_tokens,
@@ -240,6 +240,12 @@ FAMILIES: dict[str, VisionFamily] = {
     ),
     "kimi_k25": VisionFamily(kimi_k25, kimi_tokens, kimi_scaling),
     "lfm2_vl": VisionFamily(lfm2_vl, lfm2_tokens, lfm2_scaling, "bilinear"),
+    "lfm3_vl": VisionFamily(
+        lfm3_vl,
+        qwen_tokens(125_030),
+        AreaScaling(56 * 56, 28 * 28 * 1280),
+        video=videos.qwen3_vl(125_029),
+    ),
     "lighton_ocr": VisionFamily(mistral3, qwen_tokens(151_655), EdgeScaling(1540)),
     "llama4": VisionFamily(llama4, llama4_tokens, None, "bilinear", llama4_scaling),
     "llava": VisionFamily(llava, llava_tokens, EdgeScaling(1024)),

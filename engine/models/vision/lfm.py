@@ -1,13 +1,15 @@
-"""Reader of LFM2-VL's encoder (Liquid AI 2025): SigLIP 2 (Tschannen et al. 2025), for any shape."""
+"""Readers of the encoders of LFM2-VL, SigLIP 2 (Tschannen et al. 2025), and of LFM3-VL."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from engine.images.types import SplitScaling
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.shared import (
+    CLIP,
     HALF,
     MAX_IMAGE,
     MAX_LAYERS,
@@ -15,6 +17,7 @@ from engine.models.vision.shared import (
     MAX_SIDE,
     read_activation,
     read_num_heads,
+    read_rope,
 )
 from engine.models.vision.spec import MergerSpec, VisionNorm, VisionSpec
 
@@ -57,6 +60,60 @@ def lfm2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vis
         sampled_positions="averaged",
         final_norm=True,
     )
+
+
+def lfm3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """LFM3-VL: gated convolutions in most layers, attention with rope in the others."""
+    reader.require("in_channels", 3)
+    hidden = reader.count("hidden_size", 1024)
+    heads = read_num_heads(reader, "num_attention_heads", hidden, 16)
+    num_kv_heads = reader.count("num_key_value_heads", 8)
+    if heads % num_kv_heads:
+        raise reader.error("num_key_value_heads", f"must divide the {heads} attention heads")
+    num_layers = reader.count("num_hidden_layers", 14, limit=MAX_LAYERS)
+    size = reader.count("conv_kernel_size", 3, limit=MAX_MERGE)
+    if size % 2 == 0:
+        raise reader.error("conv_kernel_size", f"of {size} has no middle")
+    norm = VisionNorm("rms", reader.number("norm_eps", 1e-5))
+    return VisionSpec(
+        hidden_size=hidden,
+        intermediate_size=reader.count("intermediate_size", 2560),
+        num_heads=heads,
+        num_layers=num_layers,
+        patch_size=reader.count("patch_size", 16, limit=MAX_SIDE),
+        merge_size=reader.count("spatial_merge_size", 2, limit=MAX_MERGE),
+        out_size=text.hidden_size,
+        norm=norm,
+        activation="silu",
+        merger=MergerSpec(
+            VisionNorm("layer", 1e-6),
+            whole.count("projector_hidden_size", 4096),
+            read_activation(whole, "projector_hidden_act", "gelu"),
+            bias=whole.flag("projector_bias", True),
+        ),
+        pixels=CLIP,
+        num_kv_heads=num_kv_heads,
+        gated=True,
+        bias=False,
+        qk_norm=replace(norm, by_head=True),
+        mlp_bias=False,
+        flat_patches=True,
+        num_frames=reader.count("temporal_patch_size", 2, limit=MAX_MERGE),
+        patch_norm=True,
+        rope=read_rope(reader, "num_attention_heads", hidden // heads, 1_000_000.0),
+        conv_layers=_conv_layers(reader, num_layers),
+        conv_size=size,
+    )
+
+
+def _conv_layers(reader: ConfigReader, count: int) -> frozenset[int]:
+    kinds = reader.list_of_length("layer_types", count) or [
+        "conv" if i < 2 or i % 2 else "full_attention" for i in range(count)
+    ]
+    for kind in kinds:
+        if kind not in ("conv", "full_attention"):
+            raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "conv")
 
 
 def lfm2_scaling(spec: VisionSpec) -> SplitScaling:

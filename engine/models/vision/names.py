@@ -252,6 +252,26 @@ _LLAMA4 = (
 )
 _COHERE = (*_CLIP, *norm_rules("multi_modal_projector.layernorm", "merger.norm"), *_INTERNVL[-4:])
 _LFM2 = (*_CLIP, *_INTERNVL[-6:])
+_LFM3_LAYER = "vision_tower.layers.{i}."
+_LFM3 = (
+    Rule("vision_tower.patch_embed.weight", "patch.weight"),
+    Rule("vision_tower.embedding_norm.weight", "patch_norm"),
+    Rule(_LFM3_LAYER + "operator_norm.weight", "{i}.attention_norm"),
+    Rule(_LFM3_LAYER + "conv.in_proj.weight", "{i}.conv_in.weight", None),
+    Rule(_LFM3_LAYER + "conv.spatial_conv.weight", "{i}.conv.weight"),
+    Rule(_LFM3_LAYER + "conv.out_proj.weight", "{i}.output.weight"),
+    Rule(_LFM3_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
+    Rule(_LFM3_LAYER + "self_attn.k_proj.weight", "{i}.qkv.weight", 1),
+    Rule(_LFM3_LAYER + "self_attn.v_proj.weight", "{i}.qkv.weight", 2),
+    Rule(_LFM3_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(_LFM3_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    Rule(_LFM3_LAYER + "self_attn.out_proj.weight", "{i}.output.weight"),
+    Rule(_LFM3_LAYER + "ffn_norm.weight", "{i}.mlp_norm"),
+    Rule(_LFM3_LAYER + "feed_forward.w1.weight", "{i}.up.weight", 0),
+    Rule(_LFM3_LAYER + "feed_forward.w3.weight", "{i}.up.weight", 1),
+    Rule(_LFM3_LAYER + "feed_forward.w2.weight", "{i}.down.weight"),
+    *_INTERNVL[-6:],
+)
 _LIGHTON = tuple(
     rule._replace(
         pattern=rule.pattern.replace("vision_tower.", "vision_encoder.", 1).replace(
@@ -279,6 +299,7 @@ TABLES = {
     "internvl": _INTERNVL,
     "kimi_k25": _KIMI_K25,
     "lfm2_vl": _LFM2,
+    "lfm3_vl": _LFM3,
     "lighton_ocr": _LIGHTON,
     "llama4": _LLAMA4,
     **dict.fromkeys(("llava", "llava_next", "llava_onevision"), _LLAVA),

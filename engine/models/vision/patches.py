@@ -62,6 +62,10 @@ class PatchLayout(NamedTuple):
         """Return the layout of some patches, for ``patchify``."""
         return self._replace(rows=self.rows[rows], columns=self.columns[rows])
 
+    def raster(self, num_columns: int) -> torch.Tensor:
+        """Return where each patch is in the image, row by row: [num_patches] int64."""
+        return self.rows * num_columns + self.columns
+
     def to_row_major(self, x: torch.Tensor) -> torch.Tensor:
         """Reorder per-cell values [num_cells, n] to the order of cells in the image."""
         return x if self.cells is None else x[self.cells]

@@ -162,6 +162,10 @@ class VisionSpec:
     paired_positions: bool = False  # they are stored row by row of both tables
     # The side in pixels of what the processor calls a patch; None: it is the encoder's.
     processor_patch: int | None = None
+    # Layers that mix patches by gated convolutions of this many rows and columns instead of
+    # attention (LFM3-VL).
+    conv_layers: frozenset[int] = frozenset()
+    conv_size: int = 0
     # The side in cells of the attention windows, except in full attention layers (Qwen2.5-VL);
     # None: no windows.
     window: int | None = None

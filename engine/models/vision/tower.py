@@ -13,6 +13,7 @@ from engine.models.loader import dummy_weights, load_weights
 from engine.models.safetensors import Header
 from engine.models.vision.canvas import assemble_tiles
 from engine.models.vision.config import VisionConfig
+from engine.models.vision.convolution import ConvBlock
 from engine.models.vision.gemma import PatchPooler, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
 from engine.models.vision.mergers import Adapter, GatedMerger
@@ -71,7 +72,10 @@ class VisionTower:
         if spec.patch_norm:
             self._patch_norm = read_norm(spec.norm, tensors, "patch_norm")
         block = SandwichBlock if spec.sandwich else Block
-        self._blocks = tuple(block(spec, tensors, str(i)) for i in range(spec.num_layers))
+        self._blocks = tuple(
+            (ConvBlock if i in spec.conv_layers else block)(spec, tensors, str(i))
+            for i in range(spec.num_layers)
+        )
         self._final_norm: Normalisation | None = None
         if spec.final_norm:
             self._final_norm = read_norm(spec.norm, tensors, "final_norm")
@@ -163,8 +167,11 @@ class VisionTower:
         deep = []
         features: dict[int, torch.Tensor] = {}
         for i, block in enumerate(self._blocks):
-            windows = layout.windows if spec.is_windowed(i) else everything
-            yield from block.forward_chunks(x, turns, windows, most)
+            if isinstance(block, ConvBlock):
+                yield from block.forward_chunks(x, layout.raster(size[1]), size, most)
+            else:
+                windows = layout.windows if spec.is_windowed(i) else everything
+                yield from block.forward_chunks(x, turns, windows, most)
             if i + 1 in spec.feature_layers:
                 features[i + 1] = x.clone()
             if i in self._deepstack_mergers:
@@ -304,6 +311,8 @@ def _to_compute_layout(
     if spec.channels_last:  # of a pixel
         patch = _channels_first(patch)
     elif spec.num_frames is not None:
+        if spec.flat_patches:
+            patch = patch.unflatten(1, (3, spec.num_frames, -1))
         # [hidden_size, 3, frames, side, side]: all frames of an image are the same.
         frames, patch = patch.flatten(1), patch.sum(2)
     arranged = {**tensors, "patch.weight": patch.flatten(1).contiguous()}

@@ -78,7 +78,7 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     frames = () if spec.num_frames is None else (spec.num_frames,)
     # In float32: the pixels are, and the frames' weights are summed.
     is_flat = spec.channels_last or spec.flat_patches
-    shape = (3 * side**2,) if is_flat else (3, *frames, side, side)
+    shape = (3 * (spec.num_frames or 1) * side**2,) if is_flat else (3, *frames, side, side)
     found = {"patch.weight": Parameter((hidden,), shape, is_float32=True)}
     if spec.pixel_norm is not None:
         found["pixel_norm"] = Parameter((3 * side**2,), is_norm=True, is_float32=True)
@@ -103,7 +103,7 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     if spec.patch_norm:
         found |= _norm_parameters("patch_norm", spec.norm, hidden)
     for i in range(spec.num_layers):
-        layer = _layer_parameters(spec)
+        layer = _conv_parameters(spec) if i in spec.conv_layers else _layer_parameters(spec)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
     if spec.final_norm:
         found |= _norm_parameters("final_norm", spec.norm, hidden)
@@ -126,16 +126,34 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     return found
 
 
-def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
+def _conv_parameters(spec: VisionSpec) -> dict[str, Parameter]:
+    hidden, size = spec.hidden_size, spec.conv_size
+    return {
+        **_common_parameters(spec),
+        **linear_parameters("conv_in", (hidden, hidden, hidden), hidden, bias=False),
+        "conv.weight": Parameter((hidden,), (1, size, size)),
+        **linear_parameters("output", (hidden,), hidden, bias=False),
+    }
+
+
+def _common_parameters(spec: VisionSpec) -> dict[str, Parameter]:
+    """Those of layers of both kinds."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     up = (inner, inner) if spec.gated else (inner,)
-    found = {
+    return {
         **_norm_parameters("attention_norm", spec.norm, hidden),
-        **linear_parameters("qkv", (hidden, spec.kv_size, spec.kv_size), hidden, bias=spec.bias),
-        **linear_parameters("output", (hidden,), hidden, bias=spec.bias or spec.output_bias),
         **_norm_parameters("mlp_norm", spec.norm, hidden),
         **linear_parameters("up", up, hidden, bias=spec.mlp_bias),
         **linear_parameters("down", (hidden,), inner, bias=spec.mlp_bias),
+    }
+
+
+def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
+    hidden = spec.hidden_size
+    found = {
+        **_common_parameters(spec),
+        **linear_parameters("qkv", (hidden, spec.kv_size, spec.kv_size), hidden, bias=spec.bias),
+        **linear_parameters("output", (hidden,), hidden, bias=spec.bias or spec.output_bias),
     }
     if spec.qk_norm is not None:
         for name in ("query_norm", "key_norm"):
@@ -150,7 +168,7 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         for name, size in sizes.items():
             found |= _norm_parameters(name, spec.norm, size)
     if spec.clipped:
-        for name, count in (("qkv", 3), ("output", 1), ("up", len(up)), ("down", 1)):
+        for name, count in (("qkv", 3), ("output", 1), ("up", 1 + spec.gated), ("down", 1)):
             found[f"{name}.bounds"] = Parameter((1,) * (4 * count), is_float32=True)
     return found
 
