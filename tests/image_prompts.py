@@ -13,9 +13,11 @@ from engine.images.placeholders import expand_image_tokens
 from engine.images.read import ProcessedImage, process_image
 from engine.images.types import (
     AnyresScaling,
+    CornerScaling,
     FixedScaling,
     GridScaling,
     ImageRules,
+    SliceScaling,
     SplitScaling,
     TileScaling,
 )
@@ -26,8 +28,8 @@ from tests.tiny_vision import VISION_START
 # Rows and columns of images, in cells.
 SHAPES = ((2, 3), (1, 1), (3, 2))
 # Heights and widths in pixels of images that lie on canvases: with borders above, beside, and none.
-CANVAS_SIZES = ((20, 70), (33, 16), (40, 40))
-_TILED = GridScaling, SplitScaling, TileScaling
+CANVAS_SIZES = ((30, 56), (56, 30), (40, 40))
+_TILED = CornerScaling, GridScaling, SliceScaling, SplitScaling, TileScaling
 
 
 def rules_of(directory: Path) -> ImageRules:
@@ -41,7 +43,7 @@ def allowed(
     rules: ImageRules, shapes: Sequence[tuple[int, int]] = SHAPES
 ) -> Sequence[tuple[int, int]]:
     """The shapes that the model supports; repeated if all images or tiles have one shape."""
-    scalings = FixedScaling, GridScaling, TileScaling, AnyresScaling
+    scalings = FixedScaling, GridScaling, TileScaling, CornerScaling, AnyresScaling
     if not isinstance(rules.scaling, scalings):
         return shapes
     side = rules.scaling.side // rules.cell

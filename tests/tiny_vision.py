@@ -149,7 +149,8 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         {**_CLIP, "model_type": "clip_vision_model"},
         {"image_token_index": IMAGE, "image_grid_pinpoints": pinpoints(28)},
     ),
-    # Granite Vision. Of each tile, two rows and columns of pixels are in no patch.
+    # Granite Vision. Of each tile, two rows and columns of pixels are in no patch. Hugging Face's
+    # class does not scale logits, so there is nothing to scale here.
     "llava_next_granite": (
         *("LlavaNext", "granite", {"logits_scaling": 1.0}),
         {**_CLIP, "model_type": "siglip_vision_model", "image_size": 30},
@@ -276,6 +277,11 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
             **{"image_token_id": IMAGE, "video_token_id": VIDEO, "projector_hidden_size": 40},
             **{"vision_start_token_id": START, "vision_end_token_id": END},
         },
+    ),
+    "minicpmv4_6": (
+        *("MiniCPMV4_6", "qwen3_5_text", {}),
+        {**_CLIP, "num_hidden_layers": 4, "patch_size": 4, "image_size": 20},
+        {"image_token_id": IMAGE, "video_token_id": VIDEO, "insert_layer_id": 1},
     ),
     "lighton_ocr": (
         *("LightOnOcr", "qwen3", {"tie_word_embeddings": True}),

@@ -27,6 +27,8 @@ def processor(kind: str) -> Any:
         return Gemma4UnifiedProcessor(4, 2, 70)
     if kind == "llama4":
         return Llama4Processor(28)
+    if kind == "minicpmv4_6":
+        return transformers.MiniCPMV4_6ImageProcessorPil(scale_resolution=48, patch_size=4)
     if kind.startswith("llava_next"):
         side = 28 if kind == "llava_next" else 30
         return transformers.LlavaNextImageProcessorPil(
@@ -91,6 +93,8 @@ def seen(processor: Any, images: Sequence[np.ndarray]) -> Any:
     """
     if hasattr(processor, "image_grid_pinpoints"):
         return {"pixel_values": tiles(processor, images)[0]}
+    if hasattr(processor, "slice_mode"):
+        return _prepared(processor, images, slice_mode=False)
     size = processor.size
     sides = size and (size.height, size.width)
     if hasattr(processor, "max_image_size"):  # of a tile
@@ -120,8 +124,10 @@ def tiles(processor: Any, images: Sequence[np.ndarray]) -> list[Any]:
     return found
 
 
-def _prepared(processor: Any, images: Sequence[np.ndarray]) -> Any:
-    found = processor(list(images), do_resize=False, return_tensors="pt")
+def _prepared(processor: Any, images: Sequence[np.ndarray], **options: Any) -> Any:
+    found = processor(list(images), do_resize=False, return_tensors="pt", **options)
     for unread in ("num_crops", "num_patches", "num_soft_tokens_per_image"):
+        found.pop(unread, None)
+    for unread in ("grids", "num_patches_per_image"):
         found.pop(unread, None)
     return found

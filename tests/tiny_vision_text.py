@@ -50,6 +50,10 @@ LFM2_SPECIAL = {
     **{**SPECIAL, IMAGE: "<image>", START: "<|image_start|>", END: "<|image_end|>"},
     **{VIDEO: "<|img_thumbnail|>", 156: "<|img_row_1_col_1|>", 157: "<|img_row_2_col_1|>"},
 }
+MINICPM_SPECIAL = {
+    **{**SPECIAL, START: "<image>", END: "</image>", ROW_END: "<slice>", IMAGE_END: "</slice>"},
+    **{156: "<image_id>", 157: "</image_id>"},
+}
 LLAMA4_SPECIAL = {
     **{**SPECIAL, IMAGE: "<|patch|>", START: "<|image_start|>", END: "<|image_end|>"},
     **{VIDEO: "<|image|>", ROW_END: "<|tile_x_separator|>", IMAGE_END: "<|tile_y_separator|>"},
@@ -68,6 +72,7 @@ QWEN = (
 IDEFICS3 = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
 AYA = IDEFICS3  # its placeholder is no token
 COHERE = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|IMG_PATCH|>")
+MINICPM = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
 LLAMA4 = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image|>")
 INTERNVL = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n")
 MISTRAL = (

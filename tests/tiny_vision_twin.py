@@ -24,6 +24,8 @@ from tests.tiny_vision_text import (
     LLAMA4,
     LLAMA4_SPECIAL,
     LLAVA,
+    MINICPM,
+    MINICPM_SPECIAL,
     MISTRAL,
     QWEN,
     SMOLVLM_SPECIAL,
@@ -36,12 +38,19 @@ _TEMPLATES = {
     **{"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": GEMMA4},
     **{"idefics3": IDEFICS3, "smolvlm": IDEFICS3, "internvl": INTERNVL},
     **{"aya": AYA, "cohere2": COHERE, "lfm2": IDEFICS3, "llama4": LLAMA4},
+    "minicpmv4": MINICPM,
 }
 _SPECIAL = {
     **{"gemma3": GEMMA_SPECIAL, "gemma4": GEMMA_SPECIAL, "idefics3": IDEFICS3_SPECIAL},
     **{"smolvlm": SMOLVLM_SPECIAL, "internvl": INTERNVL_SPECIAL},
     **{"aya": COHERE_SPECIAL, "cohere2": COHERE_SPECIAL, "lfm2": LFM2_SPECIAL},
-    "llama4": LLAMA4_SPECIAL,
+    **{"llama4": LLAMA4_SPECIAL, "minicpmv4": MINICPM_SPECIAL},
+}
+# What MiniCPM-V's processor reads of its tokenizer.
+_MARKS = {
+    **{"image_start_token": "<image>", "image_end_token": "</image>"},
+    **{"slice_start_token": "<slice>", "slice_end_token": "</slice>"},
+    **{"image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"},
 }
 
 
@@ -77,6 +86,7 @@ class Twin:
                 "end_image_token": special[END],
                 "video_token": special[VIDEO],
                 "img_line_break_token": special[VIDEO],
+                **(_MARKS if self.family == "minicpmv4" else {}),
             },
             model_input_names=["input_ids", "attention_mask"],
         )
@@ -174,6 +184,9 @@ def _whole_processor(kind: str, images: Any, tokenizer: Any) -> Any:
     class Onevision(WithoutVideo, transformers.LlavaOnevisionProcessor):
         pass
 
+    class MiniCPM(WithoutVideo, transformers.MiniCPMV4_6Processor):
+        pass
+
     class Llama4(WithoutVideo, transformers.Llama4Processor):
         pass
 
@@ -183,6 +196,8 @@ def _whole_processor(kind: str, images: Any, tokenizer: Any) -> Any:
     class Lfm2(WithoutVideo, transformers.Lfm2VlProcessor):
         pass
 
+    if family == "minicpmv4":
+        return MiniCPM(images, images, tokenizer)
     if family == "llama4":
         return Llama4(images, tokenizer, 7, image_token="<|image|>")
     if kind == "llava_onevision":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from engine.errors import InvalidParameter
 from engine.images.canvas import lay_out
 from engine.images.headers import has_many_scans, webp_size
+from engine.images.slices import part_size, slice_image, sliced_grid
 from engine.images.tiles import cut_into_tiles, whole_size
 from engine.images.types import (
     AnyresScaling,
@@ -28,6 +29,7 @@ from engine.images.types import (
     ImageRules,
     PaddedScaling,
     Region,
+    SliceScaling,
     SplitScaling,
     TileScaling,
 )
@@ -50,14 +52,15 @@ class ProcessedImage:
     width: int
     pixels: bytes  # height * width * 3, RGB
     digest: bytes  # of the size, the pixels and the region
-    tiles: tuple[ProcessedImage, ...] = ()  # cut from it and shown before it, row by row
+    tiles: tuple[ProcessedImage, ...] = ()  # cut from it, row by row
     columns: int = 0  # of tiles
+    comes_first: bool = False  # it is shown before its tiles, otherwise behind them
     region: Region | None = None  # None: all of its cells are shown
 
     @property
     def parts(self) -> tuple[ProcessedImage, ...]:
         """All that the model is shown, in order: the tiles, and the whole image."""
-        return (*self.tiles, self)
+        return (self, *self.tiles) if self.comes_first else (*self.tiles, self)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -100,6 +103,11 @@ def process_image(image: Image, rules: ImageRules) -> ProcessedImage:
         if view is None:
             return whole
         return replace(whole, tiles=(_processed(view, view.height, view.width),), columns=1)
+    if isinstance(rules.scaling, SliceScaling):
+        whole, slices, columns = slice_image(image, rules.scaling, resampling, rules.cell)
+        cut = tuple(_processed(each, each.height, each.width) for each in slices)
+        seen = _processed(whole, whole.height, whole.width)
+        return replace(seen, tiles=cut, columns=columns, comes_first=True)
     height, width = scaled_size(image.height, image.width, rules)
     if isinstance(rules.scaling, (TileScaling, GridScaling, CornerScaling, SplitScaling)):
         tiles, columns, whole = cut_into_tiles(image, rules.scaling, resampling, rules.cell)
@@ -130,6 +138,9 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
         return side, side
     if isinstance(scaling, SplitScaling):
         return whole_size(height, width, scaling, rules.cell)
+    if isinstance(scaling, SliceScaling):
+        grows = sliced_grid(height, width, scaling) is None
+        return part_size(height, width, scaling, rules.cell, grows=grows)
     if isinstance(scaling, EdgeScaling):
         return _within_edge(height, width, scaling, rules.cell)
     if isinstance(scaling, PaddedScaling):

@@ -133,6 +133,26 @@ class SplitScaling(msgspec.Struct, frozen=True, tag="split"):
         return self.max_cut if self.max_cut > 1 else 0
 
 
+class SliceScaling(msgspec.Struct, frozen=True, tag="slices"):
+    """The image, keeping its shape, is scaled to about the area of a square, if it is larger or not
+    cut, and its sides are rounded to whole cells. A larger image is also cut into slices of this
+    area, in the grid whose shape is closest to its own; they follow it (MiniCPM-V, Yao et al.
+    2024).
+    """
+
+    side: int  # of the square, in pixels
+    max_cut: int  # slices; 1: images are not cut
+
+    @property
+    def max_tiles(self) -> int:
+        """The most parts of an image, the whole one included."""
+        return self.max_cut + 1 if self.max_cut > 1 else 1
+
+    def max_cells(self, cell: int) -> int:
+        """Return the most cells of a part; ``cell`` is a cell's side in pixels."""
+        return 2 * (self.side // cell) ** 2
+
+
 class AnyresScaling(msgspec.Struct, frozen=True, tag="anyres"):
     """Of the canvases of whole tiles, that is chosen on which most of the image's pixels can be
     seen; the image is scaled to it, keeping its shape, and lies in its middle. A view of the whole
@@ -174,6 +194,7 @@ Scaling = (
     | GridScaling
     | CornerScaling
     | SplitScaling
+    | SliceScaling
     | AnyresScaling
 )
 Resampling = Literal["bicubic", "bilinear", "lanczos"]
@@ -203,12 +224,13 @@ class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
 
     template_text: str
     tile: str
-    whole: str  # the whole image after its tiles
+    whole: str  # the whole image of which there are tiles
     alone: str  # an image that is not cut
     between: str = ""  # tiles of a row
-    row_end: str = ""  # after a row of tiles
-    begin: str = ""
+    row_end: str = ""  # after a row of tiles; with ``whole_first``, between two
+    begin: str = ""  # ``{index}`` stands for the image's place in the prompt, counted from 0
     end: str = ""
+    whole_first: bool = False  # the whole image before its tiles
 
     def apply(self, text: str, grids: Sequence[tuple[int, int]]) -> str:
         """Rewrite a template's output.
@@ -218,7 +240,10 @@ class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
             grids: rows and columns of each image's tiles; zeros: it is not cut.
         """
         before, *after = text.split(self.template_text)
-        shown = (self.begin + self._tiles(*grid) + self.end for grid in grids)
+        shown = (
+            self.begin.replace("{index}", str(index)) + self._tiles(*grid) + self.end
+            for index, grid in enumerate(grids)
+        )
         return before + "".join(image + rest for image, rest in zip(shown, after, strict=True))
 
     def _tiles(self, rows: int, columns: int) -> str:
@@ -226,6 +251,8 @@ class TileRewrite(msgspec.Struct, frozen=True, tag="tiles"):
             return self.alone
         places = [[(row, column) for column in range(columns)] for row in range(rows)]
         named = ([self._tile(*at, columns) for at in row] for row in places)
+        if self.whole_first:
+            return self.whole + self.row_end.join(map(self.between.join, named))
         shown = (self.between.join(row) + self.row_end for row in named)
         return "".join(shown) + self.whole
 

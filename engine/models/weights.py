@@ -154,6 +154,7 @@ _UNREAD = {
     ),
     "mellum": ("mtp.",),
     "mimo_v2_flash": ("model.mtp.",),
+    "minicpmv4_6": ("model.vision_tower.", "model.merger.", "mtp."),
     "mistral3": _PROJECTED,
     "paddleocr_vl": ("visual.", "mlp_AR."),
     "nemotron_h": ("mtp.",),

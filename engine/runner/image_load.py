@@ -21,6 +21,7 @@ from engine.images.types import (
     ImageRules,
     PaddedScaling,
     Scaling,
+    SliceScaling,
     SplitScaling,
     TileScaling,
 )
@@ -120,7 +121,7 @@ def plan_images(
 def _max_image_cells(rules: ImageRules) -> int:
     """Return the cells of the largest image."""
     scaling = rules.scaling
-    if isinstance(scaling, (TileScaling, GridScaling, CornerScaling)):
+    if isinstance(scaling, (TileScaling, GridScaling, CornerScaling, SliceScaling)):
         return scaling.max_tiles * _tile_cells(rules)
     if isinstance(scaling, SplitScaling):
         return scaling.max_tiles * _tile_cells(rules) + scaling.max_pixels // rules.cell**2
@@ -147,6 +148,8 @@ def _encoded_cells(rules: ImageRules) -> int:
 def _tile_cells(rules: ImageRules) -> int:
     """Return the cells of a tile; 0: images are not cut."""
     scaling = rules.scaling
+    if isinstance(scaling, SliceScaling):
+        return scaling.max_cells(rules.cell)
     tiled = TileScaling, GridScaling, CornerScaling, SplitScaling, AnyresScaling
     if isinstance(scaling, tiled):
         return (scaling.side // rules.cell) ** 2
@@ -156,9 +159,9 @@ def _tile_cells(rules: ImageRules) -> int:
 def _within(rules: ImageRules, most: int) -> Scaling:
     """Return the same scaling, limited to ``most`` cells, but not to less than one tile."""
     scaling = rules.scaling
-    if isinstance(scaling, (TileScaling, GridScaling, CornerScaling)):
+    if isinstance(scaling, (TileScaling, GridScaling, CornerScaling, SliceScaling)):
         num_cut = most // _tile_cells(rules) - 1  # beside the whole image
-        if isinstance(scaling, CornerScaling):
+        if isinstance(scaling, (CornerScaling, SliceScaling)):
             return msgspec.structs.replace(scaling, max_cut=max(num_cut, 1))
         if isinstance(scaling, GridScaling):
             num_cut = num_cut if num_cut > 1 else 1

@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {"num_threads": 1, "use_tqdm": False, "dtype": "float3
 KINDS = (
     *("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "gemma3", "gemma4", "gemma4_unified"),
     *("idefics3", "smolvlm", "internvl", "glm4v", "kimi_k25", "aya_vision", "cohere2_vision"),
-    *("lfm2_vl", "llama4", "llava_next", "llava_onevision"),
+    *("lfm2_vl", "llama4", "llava_next", "llava_onevision", "minicpmv4_6"),
 )
 
 

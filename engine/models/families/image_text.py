@@ -11,7 +11,7 @@ from collections.abc import Callable
 from engine.models.config_reader import ConfigReader
 from engine.models.families import cohere, deepseek, ernie, glm, hybrid, llama
 from engine.models.families.family import Family
-from engine.models.families.multimodal import of_kind, text_part
+from engine.models.families.multimodal import QWEN3_5_MROPE, of_kind, text_part
 from engine.models.rope_spec import MropeSpec
 from engine.models.spec import DecoderSpec
 
@@ -53,6 +53,11 @@ _LFM3 = (
     *("video_token_id", "vision_start_token_id", "vision_end_token_id"),
 )
 _LIGHTON = ("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size")
+_MINICPM = (
+    *("downsample_mode", "drop_vision_last_layer", "image_size", "insert_layer_id"),
+    *("merge_kernel_size", "merger_times", "patch_size", "video_token_id"),
+)
+_MINICPM_TEXT = {"qwen3_5_text": hybrid.qwen3_5, "qwen3_5_moe_text": hybrid.qwen3_5_moe}
 _PADDLE = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
 # Switches of the training code, and of its kernels.
 _PADDLE_TRAINING = (
@@ -122,6 +127,20 @@ def lighton_ocr(reader: ConfigReader) -> DecoderSpec:
 
     reader.set_defaults({"tie_word_embeddings": True})
     return dataclasses.replace(text_part(reader, read, _LIGHTON), naming="outer/llama")
+
+
+def minicpmv4_6(reader: ConfigReader) -> DecoderSpec:
+    """MiniCPM-V 4.6: Qwen3.5 with positions of one dimension, also in images."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        read_text = of_kind(text, _MINICPM_TEXT, "qwen3_5_text")
+        text.set_defaults({"model_type": "qwen3_5_text"})
+        spec = read_text(text, mrope=QWEN3_5_MROPE)
+        assert spec.rope is not None
+        return dataclasses.replace(spec, rope=dataclasses.replace(spec.rope, mrope=None))
+
+    reader.set_defaults({"tie_word_embeddings": False})
+    return dataclasses.replace(text_part(reader, read, _MINICPM), naming="outer/qwen3_5_text")
 
 
 def paddleocr_vl(reader: ConfigReader) -> DecoderSpec:
@@ -205,6 +224,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2_vl": Family(lfm2_vl, "LFM2-VL 450M to 3B", "as `lfm2`; accepts images"),
     "lfm3_vl": Family(lfm3_vl, "LFM3-VL 2B", "as `lfm3`; accepts images, video"),
     "lighton_ocr": Family(lighton_ocr, "LightOnOCR 1B", "as `qwen3`; accepts images"),
+    "minicpmv4_6": Family(minicpmv4_6, "MiniCPM-V 4.6", "as `qwen3_5_text`; accepts images"),
     "paddleocr_vl": Family(
         paddleocr_vl,
         "PaddleOCR-VL 0.9B",

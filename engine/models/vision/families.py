@@ -35,6 +35,7 @@ from engine.models.vision.llava import (
     llava_onevision_scaling,
     llava_tokens,
 )
+from engine.models.vision.minicpm import minicpm_scaling, minicpm_tokens, minicpmv4_6
 from engine.models.vision.paddle import paddleocr_vl
 from engine.models.vision.pixtral import mistral3
 from engine.models.vision.shared import (
@@ -255,6 +256,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "llava_onevision": VisionFamily(
         llava_next, anyres_tokens(151_646), None, canvases=llava_onevision_scaling
     ),
+    "minicpmv4_6": VisionFamily(minicpmv4_6, minicpm_tokens, minicpm_scaling),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
     "paddleocr_vl": VisionFamily(
         paddleocr_vl, qwen_tokens(100_295), AreaScaling(147_456, 2_359_296, growing="rounded")

@@ -254,7 +254,7 @@ _COHERE = (*_CLIP, *norm_rules("multi_modal_projector.layernorm", "merger.norm")
 _LFM2 = (*_CLIP, *_INTERNVL[-6:])
 _LFM3_LAYER = "vision_tower.layers.{i}."
 _LFM3 = (
-    Rule("vision_tower.patch_embed.weight", "patch.weight"),
+    Rule("vision_tower.patchifier.weight", "patch.weight"),
     Rule("vision_tower.embedding_norm.weight", "patch_norm"),
     Rule(_LFM3_LAYER + "operator_norm.weight", "{i}.attention_norm"),
     Rule(_LFM3_LAYER + "conv.in_proj.weight", "{i}.conv_in.weight", None),
@@ -263,14 +263,18 @@ _LFM3 = (
     Rule(_LFM3_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
     Rule(_LFM3_LAYER + "self_attn.k_proj.weight", "{i}.qkv.weight", 1),
     Rule(_LFM3_LAYER + "self_attn.v_proj.weight", "{i}.qkv.weight", 2),
-    Rule(_LFM3_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
-    Rule(_LFM3_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    Rule(_LFM3_LAYER + "self_attn.q_layernorm.weight", "{i}.query_norm"),
+    Rule(_LFM3_LAYER + "self_attn.k_layernorm.weight", "{i}.key_norm"),
     Rule(_LFM3_LAYER + "self_attn.out_proj.weight", "{i}.output.weight"),
     Rule(_LFM3_LAYER + "ffn_norm.weight", "{i}.mlp_norm"),
     Rule(_LFM3_LAYER + "feed_forward.w1.weight", "{i}.up.weight", 0),
     Rule(_LFM3_LAYER + "feed_forward.w3.weight", "{i}.up.weight", 1),
     Rule(_LFM3_LAYER + "feed_forward.w2.weight", "{i}.down.weight"),
     *_INTERNVL[-6:],
+    # As the modules of Hugging Face's implementation are called.
+    Rule("vision_tower.patch_embed.weight", "patch.weight"),
+    Rule(_LFM3_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(_LFM3_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
 )
 _LIGHTON = tuple(
     rule._replace(
@@ -279,6 +283,21 @@ _LIGHTON = tuple(
         )
     )
     for rule in _MISTRAL3
+)
+_INNER = "vision_tower.vit_merger."
+_MINICPM = (
+    *_CLIP,
+    *norm_rules(_INNER + "layer_norm1", "inner.attention_norm"),
+    *linear_rules(_INNER + "self_attn.q_proj", "inner.qkv", 0),
+    *linear_rules(_INNER + "self_attn.k_proj", "inner.qkv", 1),
+    *linear_rules(_INNER + "self_attn.v_proj", "inner.qkv", 2),
+    *linear_rules(_INNER + "self_attn.out_proj", "inner.output"),
+    *norm_rules(_INNER + "pre_norm", "inner.norm"),
+    *linear_rules(_INNER + "linear_1", "inner.up"),
+    *linear_rules(_INNER + "linear_2", "inner.down"),
+    *norm_rules("merger.mlp.0.pre_norm", "merger.norm"),
+    *linear_rules("merger.mlp.0.linear_1", "merger.up"),
+    *linear_rules("merger.mlp.0.linear_2", "merger.down"),
 )
 _PADDLE = (
     *(rule._replace(pattern=rule.pattern.replace("vision_tower.", "visual.", 1)) for rule in _CLIP),
@@ -303,6 +322,7 @@ TABLES = {
     "lighton_ocr": _LIGHTON,
     "llama4": _LLAMA4,
     **dict.fromkeys(("llava", "llava_next", "llava_onevision"), _LLAVA),
+    "minicpmv4_6": _MINICPM,
     "mistral3": _MISTRAL3,
     "paddleocr_vl": _PADDLE,
     **dict.fromkeys(("qwen2_5_omni", "qwen2_5_omni_thinker"), _QWEN2_5_OMNI),

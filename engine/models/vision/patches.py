@@ -46,6 +46,7 @@ class PatchLayout(NamedTuple):
     """The order of an image's patches during the computation.
 
     The patches of a cell are adjacent, as are the cells of a window and the windows of one shape.
+    So are those of a cell that become one within the encoder.
     """
 
     rows: torch.Tensor  # [num_patches] int64, of each patch in the image
@@ -100,12 +101,16 @@ def make_layout(
     rows = (order // width * merge)[:, None, None] + steps[:, None]  # [cells, merge, 1]
     columns = (order % width * merge)[:, None, None] + steps  # [cells, 1, merge]
     shape = (order.numel(), merge, merge)
+    rows, columns = rows.expand(shape).flatten(1), columns.expand(shape).flatten(1)
+    if spec.inner_merge is not None:
+        inner = _by_square(merge, spec.inner_merge.side)
+        rows, columns = rows[:, inner], columns[:, inner]
     cells = None
     if len(windows) > 1 or windows[0].num_windows > 1:
         cells = to_device(order.argsort(), device)
     return PatchLayout(
-        to_device(rows.expand(shape).flatten(), device),
-        to_device(columns.expand(shape).flatten(), device),
+        to_device(rows.flatten(), device),
+        to_device(columns.flatten(), device),
         tuple(windows),
         cells,
     )
@@ -136,6 +141,12 @@ def chunk_slices(length: int, max_length: int) -> Iterator[slice]:
     """Yield slices of at most ``most`` items that cover ``length``."""
     for begin in range(0, length, max_length):
         yield slice(begin, min(begin + max_length, length))
+
+
+def _by_square(merge: int, side: int) -> torch.Tensor:
+    """Return the patches of a cell square after square: [merge * merge] int64."""
+    squares = torch.arange(merge**2).view(merge // side, side, merge // side, side)
+    return squares.transpose(1, 2).flatten()
 
 
 def _bands(length: int, window: int) -> Iterator[tuple[int, int, int]]:

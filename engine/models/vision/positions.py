@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from engine.models.vision.spec import AxialRope
+from kernels.transfer import to_device
 
 
 class PatchRotation(NamedTuple):
@@ -116,6 +117,20 @@ def bucket_positions(side: int) -> torch.Tensor:
     return torch.bucketize(at.clamp(max=1.0 - 1e-6), bounds, right=True)
 
 
+def nearest_positions(side: int, count: int) -> torch.Tensor:
+    """Return the row of a square table in which each of an image's rows begins.
+
+    Args:
+        side: of the table.
+        count: rows of the image.
+
+    Returns:
+        [count] int64.
+    """
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    return torch.bucketize(torch.arange(count) / count, bounds, right=True)
+
+
 def interpolate_positions(
     table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
 ) -> torch.Tensor:
@@ -146,7 +161,7 @@ def sample_positions(
     rows: torch.Tensor,
     columns: torch.Tensor,
     size: tuple[int, int],
-    mode: Literal["bicubic", "bilinear", "averaged"],
+    mode: Literal["bicubic", "bilinear", "averaged", "nearest"],
 ) -> torch.Tensor:
     """Interpolate learned positions of a square grid over an image, aligning its edges.
 
@@ -163,6 +178,9 @@ def sample_positions(
         [num_patches, hidden_size] float32.
     """
     side = round(table.shape[0] ** 0.5)
+    if mode == "nearest":
+        found = [to_device(nearest_positions(side, count), rows.device) for count in size]
+        return functional.embedding(found[0][rows] * side + found[1][columns], table)
     grid = table.view(1, side, side, -1).permute(0, 3, 1, 2)
     if mode == "averaged":
         shrunk = functional.interpolate(grid, size, mode="bilinear", antialias=True)

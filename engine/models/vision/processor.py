@@ -21,6 +21,7 @@ from engine.images.types import (
     PaddedScaling,
     Resampling,
     Scaling,
+    SliceScaling,
     SplitScaling,
     TileScaling,
 )
@@ -29,6 +30,7 @@ from engine.models.json_file import parse_object, read_bytes
 from engine.models.vision.kimi import as_hugging_face, read_padding
 from engine.models.vision.lfm import read_split
 from engine.models.vision.llava import read_canvases
+from engine.models.vision.minicpm import read_slices
 from engine.models.vision.spec import PixelSpec, VisionSpec
 
 _RESAMPLING: dict[int, Resampling] = {  # Pillow's numbers
@@ -102,22 +104,25 @@ def read_processing(
             _channels(reader, "image_std", spec.pixels.std),
             reader.number("rescale_factor", spec.pixels.rescale),
         )
-    if isinstance(scaling, AnyresScaling):
-        found = read_canvases(reader, scaling, pixels)
-    else:
-        found = _scaling(reader, spec, scaling)
+    found = _scaling(reader, spec, scaling, pixels)
     reader.finish()
     return Processing(pixels, found, _RESAMPLING[filter_number])
 
 
-def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scaling:
+def _scaling(
+    reader: ConfigReader, spec: VisionSpec, scaling: Scaling, pixels: PixelSpec
+) -> Scaling:
     if isinstance(scaling, FixedScaling):
         return _fixed(reader, scaling)
+    if isinstance(scaling, AnyresScaling):
+        return read_canvases(reader, scaling, pixels)
     reader.require("do_center_crop", False)
     reader.ignore("crop_size")
     reader.ignore("do_pad")  # of several images to one size
     if isinstance(scaling, SplitScaling):
         return read_split(reader, spec, scaling)
+    if isinstance(scaling, SliceScaling):
+        return read_slices(reader, spec, scaling)
     if isinstance(scaling, PaddedScaling):
         return read_padding(reader, spec, scaling)
     if isinstance(scaling, TileScaling):

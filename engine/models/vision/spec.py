@@ -103,6 +103,18 @@ class PixelSpec:
 
 
 @dataclass(frozen=True)
+class InnerMergeSpec:
+    """Patches that become one within the encoder (MiniCPM-V 4.6).
+
+    attention within each square of patches ─► their concatenation ─► layer norm ─► MLP, added to
+    their mean
+    """
+
+    layer: int  # behind which, counted from 0
+    side: int  # of a square, in patches
+
+
+@dataclass(frozen=True)
 class VisionSpec:
     """A vision transformer (Dosovitskiy et al. 2020) and its connection to a text model."""
 
@@ -146,7 +158,8 @@ class VisionSpec:
     position_grid_size: int = 0
     # How that table is interpolated between the middles of its cells instead (GLM-4.1V); averaged:
     # bilinearly, where the image has fewer patches over all that a patch covers (SigLIP 2).
-    sampled_positions: Literal["bicubic", "bilinear", "averaged"] | None = None
+    # Nearest: each patch takes that of the cell in which it begins (MiniCPM-V).
+    sampled_positions: Literal["bicubic", "bilinear", "averaged", "nearest"] | None = None
     # The side in pixels of all images, whose patches have a learned position each (CLIP, SigLIP);
     # None: images have any size.
     image_size: int | None = None
@@ -162,6 +175,7 @@ class VisionSpec:
     paired_positions: bool = False  # they are stored row by row of both tables
     # The side in pixels of what the processor calls a patch; None: it is the encoder's.
     processor_patch: int | None = None
+    inner_merge: InnerMergeSpec | None = None
     # Layers that mix patches by gated convolutions of this many rows and columns instead of
     # attention (LFM3-VL).
     conv_layers: frozenset[int] = frozenset()
@@ -203,8 +217,14 @@ class VisionSpec:
 
     @property
     def merged_size(self) -> int:
-        """Width of a cell's concatenated patches."""
-        return self.feature_size * self.merge_size**2
+        """Width of a cell's concatenated patches, as they leave the last layer."""
+        return self.feature_size * self.cell_patches
+
+    @property
+    def cell_patches(self) -> int:
+        """The number of a cell's patches that leave the last layer."""
+        inner = 1 if self.inner_merge is None else self.inner_merge.side
+        return (self.merge_size // inner) ** 2
 
     @property
     def feature_size(self) -> int:

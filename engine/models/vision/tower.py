@@ -15,6 +15,7 @@ from engine.models.vision.canvas import assemble_tiles
 from engine.models.vision.config import VisionConfig
 from engine.models.vision.convolution import ConvBlock
 from engine.models.vision.gemma import PatchPooler, SandwichBlock
+from engine.models.vision.inner_merge import InnerMerger
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
 from engine.models.vision.mergers import Adapter, GatedMerger
 from engine.models.vision.patches import PatchLayout, Windows, chunk_slices, make_layout, patchify
@@ -76,6 +77,9 @@ class VisionTower:
             (ConvBlock if i in spec.conv_layers else block)(spec, tensors, str(i))
             for i in range(spec.num_layers)
         )
+        self._inner_merger: InnerMerger | None = None
+        if spec.inner_merge is not None:
+            self._inner_merger = InnerMerger(spec, spec.inner_merge, tensors)
         self._final_norm: Normalisation | None = None
         if spec.final_norm:
             self._final_norm = read_norm(spec.norm, tensors, "final_norm")
@@ -121,10 +125,11 @@ class VisionTower:
             return (yield from self._embed(pixels))
         assert self.spec.image_size is not None, "the side of a tile"
         side = self.spec.image_size // self.spec.cell_size * self.spec.cell_size
-        tiles = []
-        for row in pixels.split(side):
-            for tile in row.split(side, dim=1):
-                tiles.append((yield from self._embed(tile.contiguous())).embeddings)
+        cut = [tile for row in pixels.split(side) for tile in row.split(side, dim=1)]
+        tiles: list[torch.Tensor] = []
+        for tile in cut:
+            embedded = yield from self._embed(tile.contiguous())
+            tiles.append(embedded.embeddings)
         columns = pixels.shape[1] // side
         return ImageEmbeddings(assemble_tiles(tiles, columns, region, self._newline), ())
 
@@ -172,6 +177,9 @@ class VisionTower:
             else:
                 windows = layout.windows if spec.is_windowed(i) else everything
                 yield from block.forward_chunks(x, turns, windows, most)
+            if self._inner_merger is not None and self._inner_merger.layer == i:
+                x = yield from self._inner_merger.merge_chunks(x, most)
+                everything = (Windows(0, 1, x.shape[0]),)
             if i + 1 in spec.feature_layers:
                 features[i + 1] = x.clone()
             if i in self._deepstack_mergers:
@@ -235,7 +243,7 @@ class VisionTower:
             # Attention, which rotates heads in float32.
             max(9 * size, (7 if spec.sandwich else 5) * size + 12) * hidden,
             3 * hidden * size + of_inner * spec.intermediate_size * size,
-            3 * hidden * size + 3 * merged * size // spec.merge_size**2,
+            3 * hidden * size + 3 * merged * size // spec.cell_patches,
         )
         of_a_patch += 8 * spec.head_dim + 128  # positions and rotations
         of_a_patch += 2 * len(spec.feature_layers) * hidden * size  # kept, and side by side

@@ -12,6 +12,7 @@ from engine.models.vision.names import TABLES
 from engine.models.vision.spec import (
     AdapterSpec,
     GatedMergerSpec,
+    InnerMergeSpec,
     MergerSpec,
     PoolSpec,
     VisionNorm,
@@ -24,7 +25,7 @@ from engine.models.weights import Parameter, Target
 _OWN = re.compile(
     r"(?:model\.|thinker\.)?(?:"
     r"(visual|vision_tower|vision_model|vision_encoder|vision_projection|multi_modal_projector"
-    r"|mm_projector|mlp_AR|connector|embed_vision|vision_embedder)\."
+    r"|mm_projector|merger|mlp_AR|connector|embed_vision|vision_embedder)\."
     r"(?:vision_model\.)?(.*)|(image_newline))",
     re.DOTALL,
 )
@@ -105,6 +106,8 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     for i in range(spec.num_layers):
         layer = _conv_parameters(spec) if i in spec.conv_layers else _layer_parameters(spec)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
+    if spec.inner_merge is not None:
+        found |= _inner_merge_parameters(spec, spec.inner_merge)
     if spec.final_norm:
         found |= _norm_parameters("final_norm", spec.norm, hidden)
     if isinstance(spec.merger, PoolSpec):
@@ -171,6 +174,19 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         for name, count in (("qkv", 3), ("output", 1), ("up", 1 + spec.gated), ("down", 1)):
             found[f"{name}.bounds"] = Parameter((1,) * (4 * count), is_float32=True)
     return found
+
+
+def _inner_merge_parameters(spec: VisionSpec, merge: InnerMergeSpec) -> dict[str, Parameter]:
+    hidden, length = spec.hidden_size, merge.side**2
+    inner = spec.intermediate_size * length
+    return {
+        **_norm_parameters("inner.attention_norm", spec.norm, hidden),
+        **linear_parameters("inner.qkv", (hidden,) * 3, hidden, bias=True),
+        **linear_parameters("inner.output", (hidden,), hidden, bias=True),
+        **_norm_parameters("inner.norm", spec.norm, hidden * length),
+        **linear_parameters("inner.up", (inner,), hidden * length, bias=True),
+        **linear_parameters("inner.down", (hidden,), inner, bias=True),
+    }
 
 
 def _pool_parameters(spec: VisionSpec, pool: PoolSpec) -> dict[str, Parameter]:
