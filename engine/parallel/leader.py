@@ -361,7 +361,7 @@ def _follower_config(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
     nodes = config.nodes
     if nodes is not None:
         nodes = msgspec.structs.replace(nodes, secret_file="")
-    device = choose_device(config.device)
+    device = choose_device(config.device, config.first_device)
     dtype = dtype_name(choose_dtype(config.dtype, spec.checkpoint_dtype, device))
     given = {"speculation": None, "nodes": nodes, "device": device.type, "dtype": dtype}
     return msgspec.structs.replace(config, **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.runner import gpus
 
 logger = logging.getLogger(__name__)
 
@@ -31,21 +33,39 @@ _SMALL_MODEL_BYTES = 64 * 2**20
 
 
 def choose_device(name: str, rank: int = 0) -> torch.device:
-    """Return the device for ``name``; ``auto`` prefers a GPU.
+    """Return the device for ``name``; ``auto`` prefers a GPU, and says why it does not take one.
 
     A GPU is the one of this process's rank, and becomes the current device of this thread.
 
     Raises:
-        ModelLoadError: a GPU was requested and there is none.
+        ModelLoadError: a GPU was requested and there is none, or the GPU does not work.
     """
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise ModelLoadError("device 'cuda' was requested, but torch finds no GPU")
-    if not has_gpu or name == "cpu":
+    if name == "cpu":
         return torch.device("cpu")
-    if rank:
-        torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
+    if not torch.cuda.is_available():
+        reason = gpus.missing_reason()
+        if name == "cuda":
+            told = "device 'cuda' was requested, but torch finds no GPU"
+            raise ModelLoadError(told if reason is None else f"{told}: {reason}")
+    else:
+        reason = gpus.unsupported_reason(rank)
+        if reason is None:
+            device = torch.device("cuda", rank)
+            if rank:
+                torch.cuda.set_device(rank)
+            gpus.check_works(device)
+            return device
+        if name == "cuda":
+            raise ModelLoadError(f"device 'cuda' was requested, but {reason}")
+    if reason is not None:
+        _warn_of_cpu(reason)
+    return torch.device("cpu")
+
+
+@functools.cache
+def _warn_of_cpu(reason: str) -> None:
+    """Warn once: who has a GPU does not expect this."""
+    logger.warning("running on the CPU: %s; --device cpu chooses it without this warning", reason)
 
 
 def divide_machine(config: EngineConfig) -> EngineConfig:
@@ -59,7 +79,8 @@ def divide_machine(config: EngineConfig) -> EngineConfig:
     ranks, engines = config.ranks_per_node, config.num_replicas
     if ranks * engines == 1:
         return config
-    if choose_device(config.device).type == "cuda":
+    # Looking at a GPU that is another process's would take memory there.
+    if config.device != "cpu" and torch.cuda.is_available():
         found = torch.cuda.device_count()
         if found < ranks * engines:
             sizes = {

@@ -139,6 +139,7 @@ def _functions(gpu: PretendedGpu, num_multiprocessors: int, total_bytes: int) ->
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda device: None,
+        "get_arch_list": lambda: ["sm_90"],
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "a pretended GPU",
         "get_device_properties": lambda device=None: SimpleNamespace(
