@@ -12,12 +12,13 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from typing import get_args
 
 import msgspec
 
 from engine.child import Child, describe_exit
 from engine.client import LoadProgress
-from engine.config import EngineConfig
+from engine.config import Device, EngineConfig
 from engine.errors import EngineDead, EngineError
 from engine.frames import Begun, Configure, Output, Ready, Shutdown, encode
 from engine.link import EngineLink
@@ -156,12 +157,16 @@ class EngineSupervisor:
             raise EngineDead(f"{error}: {describe_exit(code)}") from None
 
     def _handle_ready(self, ready: Ready) -> None:
-        """Remember the current weights, which an engine that replaces this one will load."""
+        """Remember what an engine that replaces this one has to be like: its weights, and its kind
+        of device. A model must not move to the CPU because its GPU has just been lost."""
         info = ready.info
         if info.generation != self._config.generation:
             self._config = msgspec.structs.replace(
                 self._config, model=info.model, generation=info.generation
             )
+        kind = info.device.partition(":")[0]
+        if self._config.device == "auto" and kind in get_args(Device):  # a stub has none
+            self._config = msgspec.structs.replace(self._config, device=kind)
         self._on_change(ready)
 
     async def _supervise(self, link: EngineLink) -> None:

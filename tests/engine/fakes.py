@@ -506,6 +506,8 @@ def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:
     info = msgspec.structs.replace(
         info, model=config.model, generation=generation, fingerprint=fingerprint
     )
+    if options.get("tells_device"):
+        info = msgspec.structs.replace(info, architecture=config.device)
 
     def fault(plan: StepPlan) -> None:
         time.sleep(options.get("step_s", 0.0))

@@ -79,6 +79,20 @@ async def test_streams_outlive_the_engine(capfd: pytest.CaptureFixture) -> None:
     await client.close()
 
 
+async def test_an_engine_that_replaces_another_is_on_the_same_kind_of_device(
+    capfd: pytest.CaptureFixture,
+) -> None:
+    """Left to choose, it would take the CPU if the GPU is what was lost."""
+    client = subprocess_client(tells_device=True)
+    info = await client.start()
+    assert (info.architecture, info.device) == ("auto", "cpu")
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    await until(lambda: client.num_restarts == 1 and client.alive)
+    assert client.info.architecture == "cpu"
+    await client.close()
+
+
 def check_told_once(sampling: SamplingParams, outputs: list[RequestOutput], prompt: int) -> None:
     assert sum(output.num_cached_tokens is not None for output in outputs) == 1
     timings = outputs[-1].timings
