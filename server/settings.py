@@ -132,9 +132,9 @@ class Settings(
     dtype: NumberFormat = setting(
         "auto",
         _MODEL,
-        "Number format of weights and KV cache. auto: on a GPU the checkpoint's; on a CPU "
-        "bfloat16 if there are native kernels for it or the processor computes in it, else "
-        "float32. half and float are float16 and float32.",
+        "Number format of weights and KV cache. auto: on a GPU the checkpoint's, or float16 for "
+        "bfloat16 where the GPU lacks it; on a CPU bfloat16 if there are native kernels for it or "
+        "the processor computes in it, else float32. half and float are float16 and float32.",
     )
     quantization: Quantization | None = setting(
         None,

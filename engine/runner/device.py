@@ -28,6 +28,8 @@ _CACHE_CODES = {
     "fp8_e4m3": torch.float8_e4m3fn,
 }
 
+_FIRST_WITH_BFLOAT16 = (8, 0)  # of compute capabilities
+
 # Below this size the weights fit in a core's share of the last-level cache.
 _SMALL_MODEL_BYTES = 64 * 2**20
 
@@ -100,15 +102,16 @@ def divide_machine(config: EngineConfig) -> EngineConfig:
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
     """Return the dtype for ``name``.
 
-    ``auto`` is the checkpoint's dtype on a GPU. On a CPU, whatever the checkpoint has, it is
-    bfloat16 where matrix products are faster with bfloat16 weights, and float32 elsewhere.
+    ``auto`` is the checkpoint's dtype on a GPU, but float16 in place of bfloat16 on those that
+    only emulate the latter. On a CPU, whatever the checkpoint has, it is bfloat16 where matrix
+    products are faster with bfloat16 weights, and float32 elsewhere.
 
     Raises:
         ModelLoadError: the checkpoint's dtype is not one to compute in.
     """
     if name == "auto":
         if device.type == "cuda":
-            name = checkpoint or "bfloat16"
+            name = _gpu_dtype(checkpoint or "bfloat16", device)
         else:
             name = "bfloat16" if _has_fast_bfloat16() else "float32"
     dtype = _DTYPES.get(name.removeprefix("torch."))
@@ -152,6 +155,25 @@ def usable_threads() -> int:
 def default_threads(num_cores: int, weights_bytes: int) -> int:
     """Return the number of threads; a small model leaves one core free."""
     return max(1, num_cores - 1) if weights_bytes < _SMALL_MODEL_BYTES else num_cores
+
+
+def _gpu_dtype(checkpoint: str, device: torch.device) -> str:
+    """Return the name of the dtype for a checkpoint's on a GPU."""
+    is_wide = checkpoint.removeprefix("torch.") == "bfloat16"
+    if not is_wide or torch.cuda.get_device_capability(device) >= _FIRST_WITH_BFLOAT16:
+        return checkpoint
+    _warn_of_float16(torch.cuda.get_device_name(device))
+    return "float16"
+
+
+@functools.cache
+def _warn_of_float16(gpu: str) -> None:
+    """Warn once: this may overflow."""
+    logger.warning(
+        "the checkpoint's bfloat16 becomes float16, since %s computes in the latter only. Numbers "
+        "over 65,504 become infinite, and requests that need them fail; --dtype float32 has them",
+        gpu,
+    )
 
 
 def _has_fast_bfloat16() -> bool:

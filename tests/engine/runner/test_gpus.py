@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.runner import device as device_module
 from engine.runner import gpus
-from engine.runner.device import choose_device
+from engine.runner.device import choose_device, choose_dtype
 from engine.runner.load import load_runner
 
 BUILT_FOR = ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "compute_100"]
@@ -23,6 +23,7 @@ BUILT_FOR = ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "compute_100"]
 @pytest.fixture(autouse=True)
 def _forget_warnings() -> None:
     device_module._warn_of_cpu.cache_clear()
+    device_module._warn_of_float16.cache_clear()
 
 
 def fail_with(error: Exception) -> Callable[..., NoReturn]:
@@ -157,3 +158,17 @@ def test_processes_that_share_a_machine_do_not_look_at_each_others_gpus(
     config = EngineConfig(model="demo/model", num_replicas=2)
     with pytest.raises(ModelLoadError, match="data_parallel_size 2: torch finds 1 GPUs"):
         load_runner(config)
+
+
+def test_a_gpu_without_bfloat16_computes_in_float16_and_says_so(
+    seen: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = torch.device("cuda", 0)
+    for checkpoint in ("bfloat16", "torch.bfloat16", None):
+        assert choose_dtype("auto", checkpoint, there) == torch.float16
+    assert told(caplog).count("Tesla V100 computes in the latter only") == 1
+    for checkpoint in ("float32", "float16"):
+        assert choose_dtype("auto", checkpoint, there) == getattr(torch, checkpoint)
+    assert choose_dtype("bfloat16", "bfloat16", there) == torch.bfloat16, "if asked for"
+    seen.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert choose_dtype("auto", "bfloat16", there) == torch.bfloat16
