@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.errors import EngineDead, OutOfMemory
+from engine.errors import EngineDead, ModelLoadError, OutOfMemory
 
 
 @contextmanager
@@ -23,3 +23,16 @@ def translated_errors() -> Iterator[None]:
         if "can't allocate memory" in str(error):  # torch's CPU allocator has no own error type
             raise OutOfMemory("the step ran out of memory") from error
         raise
+
+
+@contextmanager
+def translated_load_errors(model: str) -> Iterator[None]:
+    """Re-raise a GPU's errors while ``model`` is loaded as ``ModelLoadError``, of one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelLoadError(f"{model}: the GPU's memory does not suffice: {reason}") from None
+    except torch.AcceleratorError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelLoadError(f"{model}: the GPU failed while it was loaded: {reason}") from None

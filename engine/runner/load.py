@@ -31,6 +31,7 @@ from engine.models.vision.tower import VisionTower
 from engine.parallel.shard import parameter_slices
 from engine.runner.adapter_load import make_adapters
 from engine.runner.device import divide_machine
+from engine.runner.device_errors import translated_load_errors
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
 from engine.runner.images import MediaEmbedder
@@ -68,6 +69,13 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     config = divide_machine(config)
     model = read_config(config.model)
     check_max_model_len(config.max_model_len, model.spec.max_context_len)
+    with translated_load_errors(config.model):
+        return _load(config, model, on_progress)
+
+
+def _load(
+    config: EngineConfig, model: ModelConfig, on_progress: LoadProgress | None = None
+) -> Runner:
     if isinstance(model.spec, EncoderSpec):
         from engine.runner.encoder_load import load_encoder
 
