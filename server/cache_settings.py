@@ -43,7 +43,12 @@ class CacheSettings(SettingsPart):
         ge=0,
     )
     gpu_memory_utilization: float = setting(
-        0.9, CACHE, "Share of a GPU's memory to use, including the weights.", gt=0, le=1
+        0.9,
+        CACHE,
+        "Share of a GPU's memory for this engine, including the weights: with 0.45, two servers "
+        "share a GPU.",
+        gt=0,
+        le=1,
     )
     num_gpu_blocks_override: int | None = setting(
         None, CACHE, "Number of KV blocks, on any device, regardless of memory.", ge=1

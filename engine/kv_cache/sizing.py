@@ -40,6 +40,11 @@ MAX_EMPTY_BLOCKS = 2**17
 
 _NUM_STAGES = 3  # of a ``HostStore``: two for blocks that leave, one for blocks that return
 
+# Of a GPU's memory, what one process has beside torch's tensors, at most: its context, compiled
+# kernels and what libraries need. A desktop's windows may be part of it as well.
+_CONTEXT_BYTES = 1 << 30
+_LEAST_FREE = 0.1  # of a GPU, whatever others have there, unless the engine's share is larger
+
 # Shares of the memory left beside the weights for recurrent states and their snapshots.
 STATE_SHARE = {"cuda": 0.5, "cpu": 0.25}
 SNAPSHOT_SHARE = 0.05
@@ -106,7 +111,7 @@ def plan_memory(
     )
     cache_bytes, host_bytes = num_blocks * block_bytes, num_host_blocks * block_bytes
     if num_blocks < 1:
-        raise _no_block_error(cache, block_size, block_bytes, available, weights_bytes)
+        raise sizing.no_block_error(block_bytes, block_size, available)
     sizing.check_room(available, cache_bytes, host_bytes)
 
     left = available - cache_bytes
@@ -251,24 +256,36 @@ class _Sizing:
 
     def _gpu_budget(self, available: int) -> int:
         """The size of the cache if none was specified: what the GPU's share leaves."""
-        total = torch.cuda.mem_get_info(self.device)[1]
-        reserved = int(total * (1 - self.cache.memory_utilization))
-        if self.cache.offload_bytes:
-            reserved += _NUM_STAGES * STAGE_BYTES
+        return max(0, available - self._bytes_left_free() - self._step_bytes())
+
+    def _bytes_left_free(self) -> int:
+        """What is beyond this engine's share of a GPU's memory, less what others have there: a
+        share of a half leaves room for another engine before that one is there, not after."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        others = total - free - torch.cuda.memory_reserved(self.device) - _CONTEXT_BYTES
+        beyond = 1 - self.cache.memory_utilization
+        return max(int(total * beyond) - max(0, others), int(total * min(beyond, _LEAST_FREE)))
+
+    def _step_bytes(self) -> int:
         limits = self.scheduler.for_device(self.device.type)
-        reserved += step_bytes(self.spec, limits, self.dtype, has_codes=self.has_codes)
-        return max(0, available - reserved)
+        needed = step_bytes(self.spec, limits, self.dtype, has_codes=self.has_codes)
+        return needed + (_NUM_STAGES * STAGE_BYTES if self.cache.offload_bytes else 0)
 
-
-def _no_block_error(
-    cache: CacheConfig, block_size: int, block_bytes: int, available: int, weights_bytes: int
-) -> ModelLoadError:
-    if cache.memory_bytes is not None:
-        return ModelLoadError(
-            f"kv_cache_memory_bytes {cache.memory_bytes:,} is too little: one block of "
-            f"{block_size} tokens takes {block_bytes:,}"
+    def no_block_error(self, block_bytes: int, block_size: int, available: int) -> ModelLoadError:
+        """Why there is not even one block."""
+        if self.cache.memory_bytes is not None:
+            return ModelLoadError(
+                f"kv_cache_memory_bytes {self.cache.memory_bytes:,} is too little: one block of "
+                f"{block_size} tokens takes {block_bytes:,}"
+            )
+        told = (
+            f"no memory for the KV cache: one block takes {block_bytes / 2**20:,.1f} MiB, "
+            f"{available / 2**20:,.0f} MiB are free beside the weights"
         )
-    return ModelLoadError(
-        f"no memory for the KV cache: one block takes {block_bytes / 2**20:,.1f} MiB, "
-        f"{available / 2**20:,.0f} MiB are free beside {weights_bytes / 2**20:,.0f} of weights"
-    )
+        if self.is_gpu:
+            told += (
+                f", of which {self._step_bytes() / 2**20:,.0f} are for steps (fewer with a smaller "
+                "--max-num-seqs or --max-num-batched-tokens) and "
+                f"{self._bytes_left_free() / 2**20:,.0f} are left free (--gpu-memory-utilization)"
+            )
+        return ModelLoadError(told)

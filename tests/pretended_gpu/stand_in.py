@@ -146,6 +146,7 @@ def _functions(gpu: PretendedGpu, num_multiprocessors: int, total_bytes: int) ->
             multi_processor_count=num_multiprocessors, shared_memory_per_multiprocessor=228 << 10
         ),
         "mem_get_info": lambda device=None: (total_bytes, total_bytes),
+        "memory_reserved": lambda device=None: 0,
         "empty_cache": empty_cache,
         "synchronize": synchronize,
         "Stream": lambda device=None, priority=0: queues.new_stream(),

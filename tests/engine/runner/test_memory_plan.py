@@ -158,6 +158,39 @@ def test_a_gpus_cache_leaves_room_for_widened_weights(free, monkeypatch):
     assert sizes[1] - sizes[0] == 2 * 512 * MIB
 
 
+def on_gpu(free, monkeypatch, left, share, own=0):
+    """The cache on a GPU of 80 GiB of which so much is free, and so much is this engine's."""
+    free(left * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (left * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: own * GIB)
+    cache = CacheConfig(memory_utilization=share)
+    device = torch.device("cuda")
+    return plan(cache, device=device, dtype=torch.bfloat16, max_num_seqs=10**4).kv_cache_bytes
+
+
+def test_engines_that_share_a_gpu_have_their_shares_of_it(free, monkeypatch):
+    """Each of two has 10 GiB of weights, and the second finds the first one's 36 GiB."""
+    first = on_gpu(free, monkeypatch, 80 - 10, 0.45, own=10)
+    second = on_gpu(free, monkeypatch, 80 - 36 - 10, 0.45, own=10)
+    assert 24 * GIB < first <= 26 * GIB
+    assert first - GIB <= second <= first, "less what a process has beside its tensors"
+
+
+def test_who_shares_a_gpu_with_others_leaves_them_a_tenth_of_it(free, monkeypatch):
+    alone, beside = (on_gpu(free, monkeypatch, left, 0.9, own=10) for left in (70, 30))
+    assert alone - beside == pytest.approx(40 * GIB, abs=16 * A_TOKEN)
+    assert on_gpu(free, monkeypatch, 30, 0.5, own=10) <= 22 * GIB
+
+
+def test_what_a_gpu_is_kept_free_for_is_told_if_no_block_fits(free, monkeypatch):
+    told = (
+        r"one block takes 0.1 MiB, 7,168 MiB are free beside the weights, of which [\d,]+ are for "
+        r"steps \(.*--max-num-seqs.*\) and 8,192 are left free \(--gpu-memory-utilization\)$"
+    )
+    with pytest.raises(ModelLoadError, match=told):
+        on_gpu(free, monkeypatch, 7, 0.9)
+
+
 def test_rows_of_a_tokens_experts_are_counted():
     """GPT-OSS's first products of 8,192 tokens alone take 360 MiB; captured steps have 2,048."""
     limits = SchedulerConfig(max_num_batched_tokens=8192)
