@@ -65,10 +65,6 @@ class TritonAttention:
         most = _MAX_HEAD_DIM_FLOAT32 if spec.dtype == torch.float32 else _MAX_HEAD_DIM
         if spec.head_dim > most:
             return f"a head size of {spec.head_dim} is over {most}, in {spec.dtype}"
-        has_fp8 = spec.cache_dtype == torch.float8_e4m3fn
-        if has_fp8 and spec.device.type == "cuda":
-            is_old = torch.cuda.get_device_capability(spec.device) < (8, 9)
-            return "an fp8 cache needs a GPU of compute capability 8.9" if is_old else None
         return None
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> AttentionPlan:

@@ -37,7 +37,7 @@ from kernels.triton.launch import (
     wait_for_prior_kernels,
 )
 from kernels.triton.merge import finish_part, parts_at_once
-from kernels.triton.tiles import LOG2_E
+from kernels.triton.tiles import LOG2_E, readable
 from kernels.triton.work import UNIT, AttentionPlan
 
 _TILE = 64
@@ -82,8 +82,8 @@ def decode_attention(
         part_lse,
         units.arrivals,
         query,
-        cache.keys,
-        cache.values,
+        readable(cache.keys),
+        readable(cache.values),
         cache.key_scales,
         cache.value_scales,
         query_start,

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import dot_width
+from kernels.triton.launch import dot_width, fits
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, online_softmax, rows_of_tile, tanh
 from kernels.triton.work import TILE_ROWS
 
@@ -54,13 +54,16 @@ def head_shape(query: torch.Tensor, cache: LayerCache) -> HeadShape:
     """Return the shape for query [num_tokens, num_heads, head_dim] and its layer's blocks."""
     dim, is_coded = dot_width(query.shape[2]), cache.key_scales is not None
     sums = min(dim, _MAX_SUMS)
-    if query.dtype.itemsize > 2:  # need not be fast, but has to fit
-        return HeadShape(dim, sums, 32, GROUP_ROWS, 8, 2)
-    if dim > sums and is_coded:  # codes are widened in registers
-        return HeadShape(dim, sums, 16, GROUP_ROWS, 8, 2)
-    if dim <= 128:
+    if dim <= 128 and query.dtype.itemsize == 2:
         return HeadShape(dim, sums, 64, TILE_ROWS, 4, 5)
-    return HeadShape(dim, sums, 32, GROUP_ROWS, 8, 3 if dim <= sums else 2)
+    # Codes of the widest heads are widened in registers; float32 need not be fast, but has to fit.
+    tile = 16 if dim > sums and is_coded and query.dtype.itemsize == 2 else 32
+    stages = 3 if dim <= sums and query.dtype.itemsize == 2 else 2
+    # Queries, weights, keys and values, the latter two as they are copied.
+    numbers = GROUP_ROWS * (dim + tile) + tile * (dim + sums)
+    if not fits(query.device, numbers * query.dtype.itemsize):
+        tile = 16
+    return HeadShape(dim, sums, tile, GROUP_ROWS, 8, stages)
 
 
 def score_scales(layer: LayerAttention) -> tuple[float, float, float]:

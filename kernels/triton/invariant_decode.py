@@ -19,7 +19,7 @@ from kernels.triton.invariant_attention import (
 )
 from kernels.triton.launch import launch, persistent_programs, power_of_2, wait_for_prior_kernels
 from kernels.triton.plan import first_split_of, locate_split
-from kernels.triton.tiles import LOG2_E
+from kernels.triton.tiles import LOG2_E, readable
 from kernels.triton.work import SPLIT_SIZE, AttentionPlan
 
 _MERGE_UNROLL = 8
@@ -58,7 +58,9 @@ def invariant_decode(
         tops,
         totals,
         query,
-        *cache[:4],
+        readable(cache.keys),
+        readable(cache.values),
+        *cache[2:4],
         query_start,
         seq_lens,
         lines,

@@ -19,7 +19,7 @@ from kernels.triton.invariant_attention import (
 )
 from kernels.triton.launch import launch, wait_for_prior_kernels
 from kernels.triton.plan import describe_tile
-from kernels.triton.tiles import part_of_keys
+from kernels.triton.tiles import part_of_keys, readable
 from kernels.triton.work import SPLIT_SIZE, TILE_ROWS, AttentionPlan
 
 
@@ -49,7 +49,9 @@ def invariant_prefill(
         (tiles.capacity * num_kv_heads, TILE_ROWS // shape.rows, shape.dim // shape.sums),
         output,
         query,
-        *cache[:4],
+        readable(cache.keys),
+        readable(cache.values),
+        *cache[2:4],
         tiles.count,
         tiles.records,
         tables,

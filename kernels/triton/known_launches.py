@@ -9,11 +9,16 @@ or that is of a form not described here, goes Triton's way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
+from triton.runtime.errors import OutOfResources
 
+logger = logging.getLogger(__name__)
+
+_DEFAULT_STAGES = 3  # Triton's
 _ALIGNMENT = 16  # bytes of a pointer; integers that are a multiple of it are specialised on
 _INT32_MIN, _INT32_END, _INT64_END = -(2**31), 2**31, 2**63
 
@@ -51,7 +56,7 @@ class KnownLaunches:
         """
         described = describe(args)
         if described is None:
-            kernel[grid](*args, **meta)
+            launch_fitting(kernel, grid, args, meta)
             return
         names, values = tuple(meta), tuple(meta.values())
         # Of equal values of different types, such as 1 and True, Triton compiles both.
@@ -61,7 +66,7 @@ class KnownLaunches:
         if known is not None:
             known.compiled[(*grid, 1, 1)[:3]](*args, *known.constants)
             return
-        compiled = kernel[grid](*args, **meta)
+        compiled = launch_fitting(kernel, grid, args, meta)
         behind = self._parameters_behind(kernel, len(args), names)
         if behind is not None and compiled is not None:
             self._known[key] = _Known(compiled, tuple(meta[name] for name in behind))
@@ -83,6 +88,33 @@ class KnownLaunches:
             )
             self._forms[form] = tuple(each.name for each in behind) if is_usual else None
         return self._forms[form]
+
+
+def launch_fitting(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> Any:
+    """Launch with as many stages as a GPU's shared memory holds: results do not depend on them.
+
+    Returns:
+        What was compiled.
+
+    Raises:
+        OutOfResources: it does not fit with one stage, either.
+    """
+    stages = meta.get("num_stages", _DEFAULT_STAGES)
+    while True:
+        try:
+            return kernel[grid](*args, **meta)
+        except OutOfResources as error:
+            if error.name != "shared memory" or stages == 1:
+                raise
+            fewer = fitting_stages(stages, error.required, error.limit)
+            logger.debug("%s: %d stages instead of %d, %s", kernel.__name__, fewer, stages, error)
+            stages = fewer
+            meta = {**meta, "num_stages": stages}
+
+
+def fitting_stages(stages: int, required: int, limit: int) -> int:
+    """Return how many stages may fit in ``limit`` bytes where too many take ``required``."""
+    return max(1, min(stages - 1, stages * limit // required))
 
 
 def describe(args: tuple[Any, ...]) -> list[Hashable] | None:

@@ -18,6 +18,7 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import (
     dot_width,
+    fits,
     launch,
     persistent_programs,
     power_of_2,
@@ -30,8 +31,9 @@ from kernels.triton.work import SPLIT_SIZE, TILE_ROWS, AttentionPlan
 
 MAX_RANK = 512
 _HEADS = 16  # of a single query per program: the minimum rows of a product
-_PAIRS = 64  # of a chunk
-_TILE = 32
+_TILE = 32  # slots
+# (query, head) pairs of a chunk, and slots of a tile: the first that fit in shared memory.
+_CHUNK_TILES = ((64, _TILE), (64, _TILE // 2), (32, _TILE // 2))
 _PROGRAMS = 2  # of single queries, whose sums fit in a multiprocessor
 
 
@@ -105,9 +107,11 @@ def latent_prefill(
     num_heads, width = query.shape[1:]
     rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
     tiles, tables = plan.tiles, plan.geometry.tables
+    held = dot_width(rank), dot_width(width - rank)
+    pairs, tile = _chunk_tile(query, sum(held))
     launch(
         _latent_prefill_kernel,
-        (tiles.capacity, TILE_ROWS // _PAIRS),
+        (tiles.capacity, TILE_ROWS // pairs),
         output,
         query,
         cache.keys,
@@ -118,16 +122,26 @@ def latent_prefill(
         layer.scale * LOG2_E.value,
         NUM_HEADS=num_heads,
         QUERIES=TILE_ROWS // num_heads,
-        PAIRS=_PAIRS,
+        PAIRS=pairs,
         RANK_DIM=rank,
         ROPE_DIM=width - rank,
-        RANK=dot_width(rank),
-        ROPE=dot_width(width - rank),
+        RANK=held[0],
+        ROPE=held[1],
         BLOCK_SIZE=block_size,
-        TILE=_TILE,
+        TILE=tile,
         num_warps=8,
         num_stages=2,
     )
+
+
+def _chunk_tile(query: torch.Tensor, width: int) -> tuple[int, int]:
+    """Return the pairs and slots of a chunk's tile: of queries, weights and keys, the latter copied
+    while others are multiplied."""
+    for pairs, slots in _CHUNK_TILES:
+        numbers = pairs * (width + slots) + slots * width
+        if fits(query.device, numbers * query.itemsize):
+            return pairs, slots
+    return _CHUNK_TILES[-1]
 
 
 # Arguments that change from step to step are not specialised on: see plan.py.

@@ -32,11 +32,13 @@ from kernels.triton.known_launches import KnownLaunches
 INTERPRETED: bool = knobs.runtime.interpret
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 _MIN_PDL_CAPABILITY = (9, 0)
+_MIN_FLOAT8_CAPABILITY = (8, 9)
 _launches = KnownLaunches()
 
 _INTERPRETED_PROGRAMS = 2
 _MIN_DOT = 16
 _HOPPER_SHARED_BYTES = 228 << 10
+_DRIVERS_SHARED_BYTES = 1 << 10  # of each program (CUDA C++ Programming Guide, "Shared Memory")
 _KEPT_SHARED_BYTES = 3 << 10  # by the driver, and for sums across warps
 
 
@@ -118,6 +120,11 @@ def shared_memory_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
+def fits(device: torch.device, num_bytes: int) -> bool:
+    """Return whether one program may have so much shared memory."""
+    return num_bytes <= shared_memory_bytes(device) - _DRIVERS_SHARED_BYTES
+
+
 def stages_that_fit(device: torch.device, most: int, stage_bytes: int) -> int:
     """Return how many tiles in flight fit in the shared memory of one program, up to ``most``."""
     room = shared_memory_bytes(device) - _KEPT_SHARED_BYTES
@@ -128,6 +135,13 @@ def has_group_products(device: torch.device) -> bool:
     """Return whether groups of warps multiply while they do something else (wgmma), which Hopper
     alone does: so does what is no GPU."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+def converts_float8(device: torch.device) -> bool:
+    """Return whether there are instructions for float8, as for what is no GPU."""
+    return (
+        device.type != "cuda" or torch.cuda.get_device_capability(device) >= _MIN_FLOAT8_CAPABILITY
+    )
 
 
 def power_of_2(number: int) -> int:

@@ -27,6 +27,7 @@ from kernels.triton.launch import (
     launch,
     prefetch,
     shared_memory_bytes,
+    stages_that_fit,
     wait_for_prior_kernels,
 )
 from kernels.triton.tiles import dot_add
@@ -34,7 +35,7 @@ from kernels.triton.tiles import dot_add
 _DEPTH = 64
 _FEW_ROWS = 64
 _OUTPUTS = 64  # per program, with few rows
-_FEW_STAGES = 8  # with these, 64 KB of weights and more are in flight
+_FEW_STAGES = 8  # where they fit; 64 KB of weights and more are in flight then
 # With fewer programs than this some multiprocessors are idle: each program has a whole one's
 # memory, and keeps twice the bytes in flight.
 _FEW_PROGRAMS = 132
@@ -110,6 +111,8 @@ def _multiply(
         tiles, width = -(-outputs // _OUTPUTS) if num_rows else 0, dot_width(num_rows)
         is_deep = tiles * heads <= _FEW_PROGRAMS
         depth = 2 * _DEPTH if is_deep else _DEPTH
+        stages = _DEEP_STAGES[width] if is_deep else _FEW_STAGES
+        stage_bytes = (_OUTPUTS + width) * depth * x.dtype.itemsize
         launch(
             _turned_matmul_kernel,
             (tiles, heads),
@@ -120,7 +123,7 @@ def _multiply(
             DEPTH=depth,
             AHEAD=_FEW_STAGES * depth,
             num_warps=4,
-            num_stages=_DEEP_STAGES[width] if is_deep else _FEW_STAGES,
+            num_stages=stages_that_fit(x.device, stages, stage_bytes),
         )
         return
     tile = _LOW if num_rows <= _LOW.rows or x.dtype.itemsize > 2 else _HIGH

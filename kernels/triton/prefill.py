@@ -32,6 +32,7 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import (
     dot_width,
+    fits,
     launch,
     shared_memory_bytes,
     wait_for_prior_kernels,
@@ -51,6 +52,7 @@ from kernels.triton.tiles import (
     load_rows,
     online_softmax,
     part_of_keys,
+    readable,
     rows_of_tile,
     tanh,
 )
@@ -58,6 +60,7 @@ from kernels.triton.work import TILE_ROWS, AttentionPlan
 
 COPIES_TILES = True  # where it can; without is a variant of ``kernels.bench.variants``
 _TILE = 64
+_LEAST_TILE = 16  # of slots, one side of a product
 _MAX_SUMS = 256  # of a value's numbers per program
 _WARPS = TILE_ROWS // 16
 # Two programs of 96 KB: queries, and two tiles of keys and values.
@@ -86,6 +89,9 @@ def prefill_attention(
     sums = min(dim, _MAX_SUMS)
     # Widened tiles of wide heads would not fit in registers, the widest not in shared memory.
     is_half = is_wide or dim > sums or (dim > 128 and is_coded)
+    rows, tile = TILE_ROWS, _TILE // 2 if is_half else _TILE
+    if is_wide or dim > 128:
+        rows, tile = _wide_tile(query, dim, sums, tile)
     is_small = dim <= 128 and not is_wide
     has_two = is_small and not is_coded
     has_two = has_two and shared_memory_bytes(query.device) >= _SHARED_BYTES_OF_TWO
@@ -94,11 +100,11 @@ def prefill_attention(
         key_tiles, value_tiles = (tiles_of(part, _TILE) for part in (cache.keys, cache.values))
     launch(
         _prefill_kernel,
-        (tiles.capacity * num_kv_heads, dim // sums),
+        (tiles.capacity * num_kv_heads, dim // sums, TILE_ROWS // rows),
         output,
         query,
-        cache.keys,
-        cache.values,
+        readable(cache.keys),
+        readable(cache.values),
         key_tiles,
         value_tiles,
         cache.key_scales,
@@ -119,14 +125,35 @@ def prefill_attention(
         DIM=dim,
         SUMS=sums,
         BLOCK_SIZE=block_size,
-        ROWS=TILE_ROWS,
-        TILE=_TILE // 2 if is_half else _TILE,
+        ROWS=rows,
+        PLANNED_ROWS=TILE_ROWS,
+        TILE=tile,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=_WARPS,
         num_stages=3 if has_two or (dim > sums and not is_coded) else 5 if is_small else 2,
         maxnreg=_REGISTERS_OF_TWO if has_two else None,
     )
+
+
+def _wide_tile(query: torch.Tensor, dim: int, sums: int, tile: int) -> tuple[int, int]:
+    """Return the rows of queries and the slots of a program: fewer if they do not fit in shared
+    memory, as on most GPUs (one program of an A100 has 163 KB, of consumers' GPUs 99 KB).
+
+    Queries, weights, keys and values lie there, the latter two as they are copied while others are
+    multiplied.
+    """
+    rows = TILE_ROWS
+
+    def is_too_large() -> bool:
+        numbers = rows * (dim + tile) + tile * (dim + sums)
+        return not fits(query.device, numbers * query.dtype.itemsize)
+
+    if is_too_large():
+        rows //= 2
+    while is_too_large() and tile > _LEAST_TILE:
+        tile //= 2
+    return rows, tile
 
 
 # Arguments that change from step to step are not specialised on: see plan.py.
@@ -160,22 +187,27 @@ def _prefill_kernel(
     SUMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    PLANNED_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """One query tile of one KV head, and ``SUMS`` elements of each value."""
+    """One query tile of one KV head, or a part of its rows, and ``SUMS`` elements of each value."""
     wait_for_prior_kernels()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     first_query, num_queries, begin, seq_len, line = describe_tile(tile, tiles)
     # The grid has an upper bound of the tiles.
     if tile >= tl.load(num_tiles):
         return
-    QUERIES: tl.constexpr = ROWS // GROUP
+    QUERIES: tl.constexpr = PLANNED_ROWS // GROUP
     past = seq_len - num_queries
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
 
     place = tl.arange(0, ROWS)
+    if ROWS < PLANNED_ROWS:
+        place += tl.program_id(2) * ROWS
+        if first_query + tl.program_id(2) * ROWS // GROUP >= num_queries:
+            return
     dims = tl.arange(0, DIM)
     local = first_query + place // GROUP
     heads = kv_head * GROUP + place % GROUP

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import INTERPRETED
+from kernels.triton.codes import DECODE_FACTORS, decode_codes
+from kernels.triton.launch import INTERPRETED, converts_float8
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _INTERPRETED: tl.constexpr = tl.constexpr(INTERPRETED)
+_E4M3_LIFT: tl.constexpr = tl.constexpr(DECODE_FACTORS["e4m3"])
 
 
 @triton.jit
@@ -44,6 +47,12 @@ def complete(sums):
         )
 
 
+def readable(stored: torch.Tensor) -> torch.Tensor:
+    """Return keys or values for ``load_rows``: float8 as bytes if a GPU does not know it."""
+    is_float8 = stored.dtype == torch.float8_e4m3fn
+    return stored.view(torch.uint8) if is_float8 and not converts_float8(stored.device) else stored
+
+
 @triton.jit
 def load_rows(places, is_read, DTYPE: tl.constexpr):
     """Load keys or values as operands of a product: codes are widened, without their scales."""
@@ -51,6 +60,9 @@ def load_rows(places, is_read, DTYPE: tl.constexpr):
         return tl.load(places, mask=is_read, other=0.0)
     elif places.dtype.element_ty == tl.int8:
         return tl.load(places, mask=is_read, other=0).to(DTYPE)
+    elif places.dtype.element_ty == tl.uint8:  # float8, see ``readable``
+        held = tl.load(places, mask=is_read, other=0)
+        return (decode_codes(held, None, 0, "e4m3") * _E4M3_LIFT).to(DTYPE)
     else:
         return tl.load(places, mask=is_read, other=0.0).to(DTYPE)
 

@@ -34,7 +34,7 @@ from engine.config import Quantization
 from kernels.bench.suite import full_suite
 from kernels.bench.variants import applied, trials_of
 from kernels.triton import launch as launcher
-from tests.kernels.triton_kernels.aot import Hopper
+from tests.kernels.triton_kernels.aot import Target
 from tests.pretended_gpu.launches import Launches
 from tests.pretended_gpu.stand_in import pretended_gpu
 from tests.pretended_gpu.tensor import DeviceTensor, PretendedGpu
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_with_driver(options.folder.resolve())
     assert not launcher.INTERPRETED, "compile without TRITON_INTERPRET"
     torch.set_num_threads(1)
-    triton.runtime.driver.set_active(Hopper())
+    triton.runtime.driver.set_active(Target())
     models = filter(None, options.models.split(","))
     num_failed = sum(_compile_engine(model, options.quantization) for model in models)
     num_failed += _compile_kernels(options.kernels)

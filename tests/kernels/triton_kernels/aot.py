@@ -1,18 +1,20 @@
-"""Compiles the launches of the kernels' wrappers for sm_90, without a GPU.
+"""Compiles the launches of the kernels' wrappers for a GPU, without one.
 
-    python -m tests.kernels.triton_kernels.aot OUT_FOLDER [CASE ...]
+    python -m tests.kernels.triton_kernels.aot [--for CAPABILITY] [OUT_FOLDER [CASE ...]]
 
-Each case calls a wrapper with ``meta`` tensors in the shapes of a real model. The launch is
-replaced by Triton's ahead-of-time compilation of the same arguments, so that the result is what a
-GPU would run: the same specialisation, tile sizes, warps and stages. Prints a JSON line for each
-kernel: its registers, stack bytes (where spilled registers go), shared memory, the matrix
-instructions in its PTX, and the instructions in loops of its machine code. The PTX itself goes to
-the folder. Without arguments it reads lines of JSON, ``["OUT_FOLDER", ["CASE", ...]]``, and prints
-an empty line after the reports of each.
+The GPU's compute capability is 90 (of an H100 or H200) unless it is told. Each case calls a wrapper
+with ``meta`` tensors in the shapes of a real model. The launch is replaced by Triton's
+ahead-of-time compilation of the same arguments, so that the result is what a GPU would run: the
+same specialisation, tile sizes, warps and stages. Prints a JSON line for each kernel: its
+registers, stack bytes (where spilled registers go), shared memory, the matrix instructions in its
+PTX, and for an H100 the instructions in loops of its machine code. The PTX itself goes to the
+folder. Without a folder it reads lines of JSON, ``["OUT_FOLDER", ["CASE", ...]]``, and prints an
+empty line after the reports of each.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -24,17 +26,26 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime.errors import OutOfResources
 
 from kernels.triton import launch as launcher
+from kernels.triton.known_launches import launch_fitting
 
+HOPPER = 90
+# Of a multiprocessor, in KB (CUDA C++ Programming Guide, "Compute Capabilities"): of an A100; of
+# consumers' GPUs of three generations and their kin (A10, L4); of an H100 or H200; of a B200.
+_SHARED_KB = {80: 164, 86: 100, 89: 100, HOPPER: 228, 100: 228, 120: 100}
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-class Hopper:
+class Target:
     """The minimum of a driver for compiling: it reports the target and has no device."""
 
+    def __init__(self, capability: int = HOPPER) -> None:
+        self._capability = capability
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -43,18 +54,60 @@ class Hopper:
         return 0
 
 
-def record(case: Callable[[], object], name: str) -> list[dict[str, Any]]:
+class Compiling:
+    """Stands in for a kernel: a launch is compiled, and refused as by a GPU if it is too large.
+
+    Args:
+        kernel: what to compile.
+        capability: of the GPU.
+    """
+
+    def __init__(self, kernel: Any, capability: int) -> None:
+        self._kernel = kernel
+        self.__name__: str = kernel.__name__
+        self._most_bytes = (_SHARED_KB[capability] - 1) << 10
+        self.num_tries = 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*args: Any, **meta: Any) -> Any:
+            self.num_tries += 1
+            compiled = self._kernel.warmup(*args, grid=grid, **meta)
+            if compiled.metadata.shared > self._most_bytes:
+                raise OutOfResources(compiled.metadata.shared, self._most_bytes, "shared memory")
+            return compiled
+
+        return launch
+
+
+def record(case: Callable[[], object], name: str, capability: int = HOPPER) -> list[dict[str, Any]]:
     """Run a case and compile its launches."""
     reports = []
 
     def compile_instead(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-        compiled = kernel.warmup(*args, grid=grid, **meta)
-        reports.append({"case": name, "kernel": kernel.__name__, **_describe(compiled)})
+        compiling = Compiling(kernel, capability)
+        compiled = launch_fitting(compiling, grid, args, meta)
+        tries = {"num_tries": compiling.num_tries}
+        described = _describe(compiled, has_loops=capability == HOPPER)
+        reports.append({"case": name, "kernel": kernel.__name__, **tries, **described})
 
     for module in launching_modules():
         module.launch = compile_instead
+    _pretend(capability)
     case()
     return reports
+
+
+def _pretend(capability: int) -> None:
+    """Let kernels choose their tiles for this GPU."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kernels.triton"):
+            for asked, told in (
+                ("shared_memory_bytes", _SHARED_KB[capability] << 10),
+                ("has_group_products", capability // 10 == HOPPER // 10),
+                ("converts_float8", capability >= 89),
+            ):
+                if hasattr(module, asked):
+                    setattr(module, asked, lambda _, found=told: found)
 
 
 def launching_modules() -> list[Any]:
@@ -63,14 +116,14 @@ def launching_modules() -> list[Any]:
     return [module for module in modules if callable(getattr(module, "launch", None))]
 
 
-def _describe(compiled: Any) -> dict[str, Any]:
+def _describe(compiled: Any, *, has_loops: bool) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = subprocess.run(
             [_TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-        code = _instructions(file.name)
+        code = _instructions(file.name) if has_loops else []
     ptx = compiled.asm["ptx"]
     return {
         "registers": int(re.search(r"REG:(\d+)", usage)[1]),
@@ -173,24 +226,33 @@ def _loops(code: list[tuple[int, str]], *, innermost: bool = False) -> list[list
 
 def main() -> None:
     assert not launcher.INTERPRETED, "compile without TRITON_INTERPRET"
-    triton.runtime.driver.set_active(Hopper())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--for", type=int, default=HOPPER, choices=_SHARED_KB, dest="capability")
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("cases", nargs="*")
+    options = parser.parse_args()
+    triton.runtime.driver.set_active(Target(options.capability))
     from tests.kernels.triton_kernels.aot_cases import CASES
 
-    if sys.argv[1:]:
-        compile_into(Path(sys.argv[1]), sys.argv[2:] or CASES, CASES)
+    if options.folder is not None:
+        names = options.cases or CASES
+        compile_into(options.folder, names, CASES, options.capability)
         return
     for line in sys.stdin:
         folder, names = json.loads(line)
-        compile_into(Path(folder), names or CASES, CASES)
+        compile_into(Path(folder), names or CASES, CASES, options.capability)
         print(flush=True)
 
 
 def compile_into(
-    folder: Path, names: Iterable[str], cases: Mapping[str, Callable[[], object]]
+    folder: Path,
+    names: Iterable[str],
+    cases: Mapping[str, Callable[[], object]],
+    capability: int = HOPPER,
 ) -> None:
     """Print the reports of these cases, and write what was compiled to the folder."""
     for name in names:
-        for report in record(cases[name], name):
+        for report in record(cases[name], name, capability):
             for stage in ("ttgir", "ptx"):
                 file = folder / f"{name}.{report['kernel']}.{stage}"
                 file.write_text(report.pop(stage))

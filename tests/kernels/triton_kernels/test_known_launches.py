@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
 
 from kernels.triton.known_launches import KnownLaunches, describe
 from tests.interpreter import unless_interpreted
@@ -34,7 +35,7 @@ VALUES: list[Any] = [
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are bound as for a GPU of compute capability 9.0."""
-    monkeypatch.setattr(triton.runtime.driver, "_active", aot.Hopper())
+    monkeypatch.setattr(triton.runtime.driver, "_active", aot.Target())
 
 
 @triton.jit
@@ -124,6 +125,54 @@ def test_values_by_name_and_constants_by_place_go_tritons_way() -> None:
         launches.launch(noted, 0, (1,), (VALUES[-1], 5, 0.5, 7), {})
     assert len(noted.compiled) == 4
     assert not any(compiled.launched for compiled in noted.compiled)
+
+
+class Large(Noted):
+    """A kernel whose launches do not fit: a stage takes ``stage_bytes``, of the 99 KB there are."""
+
+    def __init__(self, stage_bytes: int, what: str = "shared memory") -> None:
+        super().__init__(kernel)
+        self.__name__ = "large"
+        self._stage_bytes, self._what = stage_bytes, what
+        self.tried: list[int] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        launch = super().__getitem__(grid)
+
+        def run(*args: Any, **meta: Any) -> Compiled:
+            self.tried.append(meta.get("num_stages", 3))
+            required = self._stage_bytes * self.tried[-1]
+            if required > 99 << 10:
+                raise OutOfResources(required, 99 << 10, self._what)
+            return launch(*args, **meta)
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("meta", "kilobytes", "tried"),
+    [
+        ({"num_stages": 8}, 16, [8, 6]),
+        ({"num_stages": 4}, 48, [4, 2]),
+        ({}, 98, [3, 1]),
+        ({"num_stages": 2}, 49, [2]),
+    ],
+)
+def test_what_does_not_fit_is_launched_with_fewer_stages_and_known_then(
+    meta: dict[str, Any], kilobytes: int, tried: list[int]
+) -> None:
+    large, launches = Large(kilobytes << 10), KnownLaunches()
+    for _ in range(3):
+        launches.launch(large, 0, (1,), (VALUES[-1], 5, 0.5), {**meta, "width": 7})
+    assert large.tried == tried
+    (compiled,) = large.compiled
+    assert len(compiled.launched) == 2, "without another search"
+
+
+def test_what_does_not_fit_at_all_is_an_error() -> None:
+    for large in (Large(100 << 10), Large(30 << 10, what="threads")):
+        with pytest.raises(OutOfResources):
+            KnownLaunches().launch(large, 0, (1,), (VALUES[-1], 5, 0.5), {"num_stages": 4})
 
 
 @pytest.mark.parametrize(

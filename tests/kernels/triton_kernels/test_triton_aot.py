@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kernels.triton_kernels.compiler import CompileCases, compiler
+
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[3]
-
-CompileCases = Callable[..., list[dict[str, Any]]]
 
 _PIPELINED = (
     *("_prefill_kernel", "_share_kernel", "_grouped_matmul_kernel", "_matmul_kernel"),
@@ -31,38 +27,9 @@ _PIPELINED = (
 
 @pytest.fixture(scope="module")
 def compile_cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompileCases]:
-    """Returns the reports of the launches of the named cases, or of all; see ``aot.py``.
-
-    One process compiles for all tests: it takes seconds to start.
-    """
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    home = tmp_path_factory.mktemp("compiler")
-    with (
-        (home / "log").open("w+") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.kernels.triton_kernels.aot"],
-            cwd=ROOT,
-            env={**env, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(home / "cache")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as process,
-    ):
-        asked, told = process.stdin, process.stdout
-        assert asked is not None
-        assert told is not None
-
-        def compiled(folder: Path, *names: str) -> list[dict[str, Any]]:
-            print(json.dumps([str(folder), names]), file=asked, flush=True)
-            reports = []
-            while (line := told.readline()) != "\n":
-                assert line, (home / "log").read_text()[-4000:]
-                reports.append(json.loads(line))
-            return reports
-
+    """Returns the reports of the launches of the named cases, or of all; see ``aot.py``."""
+    with compiler(tmp_path_factory.mktemp("compiler")) as compiled:
         yield compiled
-        asked.close()
 
 
 _OF_PROMPTS = (
