@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Self
 
 from engine.core import EngineCore
-from engine.errors import EngineDead, Failure, RequestError
+from engine.errors import EngineDead, Failure
+from engine.interrupts import DeferredInterrupts
 from engine.text.bad_words import with_bad_token_ids
 from engine.text.output import OutputDecoder, TextDelta, TokenLogprob
 from engine.text.tokenizer import Tokenizer
@@ -60,24 +62,32 @@ class Choice:
 
 
 class Driver:
-    """Adds requests to a core, steps it, and distributes each step's output to the choices."""
+    """Adds requests to a core, steps it, and distributes each step's output to the choices.
+
+    Ctrl-C is raised between these, when core and choices are consistent, so all can be used again.
+    """
 
     def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
         self._core: EngineCore | None = core
         self._tokenizer = tokenizer
         self._live: dict[str, Choice] = {}
+        self._uninterrupted = DeferredInterrupts(self._give_up)
+        self._abandoned: deque[Choice] = deque()  # to be aborted between steps
+        self._thread_id = threading.get_ident()  # of the last caller
+        self._end = "this engine has been closed"
 
     @property
     def core(self) -> EngineCore:
         """The engine. Raises EngineDead once it is closed."""
         if self._core is None:
-            raise EngineDead("this engine has been closed")
+            raise EngineDead(self._end)
         return self._core
 
     def close(self) -> None:
         """Release the engine; unfinished choices never finish. Idempotent."""
         self._core = None
         self._live.clear()
+        self._abandoned.clear()
 
     def prepare_sampling(self, sampling: SamplingParams) -> SamplingParams:
         """``sampling`` with its bad words converted to tokens; its grammar is compiled.
@@ -103,13 +113,15 @@ class Driver:
             RequestError: the engine refused a request.
         """
         choices: list[Choice] = []
+        self._thread_id = threading.get_ident()
         try:
-            for request in requests:
-                self.core.add(request)
-                decoder = OutputDecoder(self._tokenizer, sampling, continuation=continuation)
-                choices.append(Choice(request, decoder, keep_deltas=keep_deltas))
-                self._live[request.id] = choices[-1]
-        except RequestError:
+            with self._uninterrupted:
+                for request in requests:
+                    self.core.add(request)
+                    decoder = OutputDecoder(self._tokenizer, sampling, continuation=continuation)
+                    choices.append(Choice(request, decoder, keep_deltas=keep_deltas))
+                    self._live[request.id] = choices[-1]
+        except BaseException:  # refused, or interrupted: the caller would not know of them
             self.abort(choices)
             raise
         return choices
@@ -122,28 +134,49 @@ class Driver:
         """
         if idle_s := self.core.idle_s:
             time.sleep(idle_s)
-        output = self.core.step()
+        self._thread_id = threading.get_ident()
         finished: list[Choice] = []
-        for index, request_id in enumerate(output.ids):
-            choice = self._live.get(request_id)
-            if choice is None:
-                continue
-            choice.push(_request_output(output, index))
-            choice.failure = output.errors.get(request_id)
-            if choice.finish_reason is not None:
-                finished.append(choice)
-                del self._live[request_id]
-                if output.finish_reasons[index] is None:  # by a stop string, unknown to the core
-                    self.core.abort(request_id)
+        with self._uninterrupted:
+            output = self.core.step()
+            for index, request_id in enumerate(output.ids):
+                choice = self._live.get(request_id)
+                if choice is None:
+                    continue
+                choice.push(_request_output(output, index))
+                choice.failure = output.errors.get(request_id)
+                if choice.finish_reason is not None:
+                    finished.append(choice)
+                    del self._live[request_id]
+                    if output.finish_reasons[index] is None:  # by a stop string
+                        self.core.abort(request_id)
+            self._abort_abandoned()
         return finished
 
     def abort(self, choices: Sequence[Choice]) -> None:
         """End those of ``choices`` that are unfinished, and free what they hold."""
-        for choice in choices:
-            if self._live.pop(choice.request.id, None) is not None:
-                self.core.abort(choice.request.id)
-        while not self._live and self._core is not None and self._core.has_work:
-            self._core.step()  # no other step would come to free it
+        with self._uninterrupted:
+            for choice in choices:
+                if self._live.pop(choice.request.id, None) is not None:
+                    self.core.abort(choice.request.id)
+            while not self._live and self._core is not None and self._core.has_work:
+                self._core.step()  # no other step would come to free it
+
+    def abandon(self, choice: Choice) -> None:
+        """End a choice that nobody holds any more, at once or after the step in progress.
+
+        For finalizers, which the garbage collector may run within a step, in any thread.
+        """
+        self._abandoned.append(choice)
+        if not self._uninterrupted.is_active and threading.get_ident() == self._thread_id:
+            self._abort_abandoned()
+
+    def _abort_abandoned(self) -> None:
+        while self._abandoned:
+            self.abort([self._abandoned.popleft()])
+
+    def _give_up(self) -> None:
+        self.close()
+        self._end = "this engine was interrupted in the middle of a step"
 
 
 class TextStream(Iterator[TextDelta]):
@@ -190,7 +223,9 @@ class TextStream(Iterator[TextDelta]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not self._closed:
+            self._closed = True
+            self._driver.abandon(self._choice)
 
 
 def _request_output(output: EngineOutput, index: int) -> RequestOutput:
