@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from demo.evaluate import MODEL
-from tools.distill import models
+from tools.distill import generation, models
+from tools.distill.acceptance import read_prompts
 from tools.distill.documents import Documents, gather, read_documents
 from tools.distill.errors import DistillError
 from tools.distill.packing import Packer, collate, validation_batches
+from tools.distill.settings import Generation, Settings
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,19 @@ def test_completions_texts_and_token_ids(tmp_path, tokenizer):
     assert learned_text(plain, tokenizer) == ["A first part.<|im_end|>", "A second part.<|im_end|>"]
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path, tokenizer):
+    """Not at what else Python calls a line's end: JSON strings may hold it as it is."""
+    said = ["A\u2028paragraph.", "Two\x85parts.", "And\u2029more."]
+    path = tmp_path / "odd.jsonl"
+    lines = [json.dumps({"text": text}, ensure_ascii=False) + "\r\n" for text in said]
+    path.write_bytes("".join(lines).encode())
+    assert learned_text(path, tokenizer) == [text + "<|im_end|>" for text in said]
+    asked = tmp_path / "asked.jsonl"
+    rows = [json.dumps({"prompt": text}, ensure_ascii=False) + "\n\n" for text in said]
+    asked.write_text("".join(rows), "utf-8")
+    assert [tokenizer.decode(ids) for ids in read_prompts(asked, tokenizer)] == said
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -78,6 +94,35 @@ def test_a_bad_line_is_named(tmp_path, tokenizer, line, problem):
     path.write_text('{"text": "fine, this one"}\n' + line + "\n", "utf-8")
     with pytest.raises(DistillError, match=problem):
         read_documents((path,), tokenizer)
+
+
+def test_the_teachers_text_is_written_once_and_not_mixed_with_other_text(
+    tmp_path, tokenizer, monkeypatch
+):
+    """Ten documents in batches of four; what they say would end a line for ``str.splitlines``."""
+    written: list[int] = []
+
+    def write(asked, teacher, tokenizer, prompts):
+        written.append(len(prompts))
+        return [tokenizer("a\u2028b")["input_ids"] for _ in prompts]
+
+    monkeypatch.setattr(generation, "continue_prompts", write)
+    asked = Generation(num_documents=10, batch_rows=4)
+    run = Settings(teacher="one", out=tmp_path, generation=asked)
+    path = generation.generate(run, None, tokenizer, None)
+    whole = path.read_text("utf-8")
+    assert generation.generate(run, None, tokenizer, None) == path
+    assert written == [4, 4, 2]
+    rows = whole.split("\n")[:-1]
+    assert len(rows) == 10
+    path.write_text("\n".join(rows[:5]) + '\n{"ids": [1', "utf-8")
+    warmer = replace(run, generation=replace(asked, temperature=1.5))
+    with pytest.raises(DistillError, match="written with another temperature; --overwrite"):
+        generation.generate(warmer, None, tokenizer, None)
+    assert generation.generate(run, None, tokenizer, None, overwrite=True).read_text() == whole
+    assert written == [4, 4, 2, 4, 2]  # the whole batch that was there is kept
+    generation.generate(warmer, None, tokenizer, None, overwrite=True)
+    assert written == [4, 4, 2, 4, 2, 4, 4, 2]
 
 
 def test_nothing_to_learn_is_an_error(tmp_path, tokenizer):

@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tools.distill.documents import read_text
 from tools.distill.errors import DistillError
+from tools.json_lines import numbered_lines
 
 _ROWS = 32  # prompts of a batch
 
@@ -210,17 +212,13 @@ def generate_answers(
 def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
     """The prompts of a JSONL file as token ids. Raises DistillError, naming the line."""
     prompts = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DistillError(f"{path}: {error.strerror}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in numbered_lines(read_text(path)):
         try:
             row = json.loads(line)
             text = row.get("prompt") or tokenizer.apply_chat_template(
                 row["messages"], tools=row.get("tools"), tokenize=False, add_generation_prompt=True
             )
-        except (ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template may raise anything
             raise DistillError(f"{path}: line {number}: no prompt or messages ({error})") from None
         prompts.append(tokenizer(text, add_special_tokens="prompt" in row)["input_ids"])
     return prompts

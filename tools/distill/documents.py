@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tools.distill.errors import DistillError
+from tools.json_lines import numbered_lines
 
 _CHUNK = 512  # documents encoded at once
 
@@ -95,15 +96,13 @@ class _Text:
 
 
 def _read_text(path: Path) -> Iterator[_Text]:
-    for part in _open(path).split("\n\n"):
+    for part in read_text(path).split("\n\n"):
         if text := part.strip():
             yield _Text(text, [(0, len(text))])
 
 
 def _read_jsonl(path: Path, tokenizer: Any) -> Iterator[_Text | tuple[np.ndarray, np.ndarray]]:
-    for number, line in enumerate(_open(path).splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(read_text(path)):
         try:
             row = json.loads(line)
             yield _document(row, tokenizer)
@@ -113,7 +112,8 @@ def _read_jsonl(path: Path, tokenizer: Any) -> Iterator[_Text | tuple[np.ndarray
             raise DistillError(f"{path}: line {number}: not JSON: {error}") from None
 
 
-def _open(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a text file. Raises DistillError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

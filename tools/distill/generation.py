@@ -8,8 +8,10 @@ Rush, "Sequence-Level Knowledge Distillation" (2016).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,34 @@ from tools.distill.errors import DistillError
 from tools.distill.settings import Generation, Settings
 
 _FILE = "generated.jsonl"
+_ORIGIN = "generated.json"  # what the documents were made from
 
 
-def generate(settings: Settings, teacher: Any, tokenizer: Any, documents: Documents | None) -> Path:
+def generate(
+    settings: Settings,
+    teacher: Any,
+    tokenizer: Any,
+    documents: Documents | None,
+    *,
+    overwrite: bool = False,
+) -> Path:
     """Generate documents with the teacher; returns a file of {"ids", "learn_from", "text"} lines.
 
-    The output of an interrupted run is kept: batch i is a function of (seed, i).
+    The output of an interrupted run is kept: batch i is a function of (seed, i). With
+    ``overwrite``, that of a run with other settings is discarded.
 
-    Raises DistillError if there are no prompts.
+    Raises DistillError if there are no prompts, or if there are documents made otherwise.
     """
     asked = settings.generation
     path = settings.work_folder / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     prompts = _prompts(settings, tokenizer, documents)
+    _check_origin(settings, prompts, overwrite)
     lines = _complete_lines(path)
-    done = len(lines) // asked.batch_rows * asked.batch_rows  # whole batches only
-    path.write_text("".join(lines[:done]), encoding="utf-8")
+    done = asked.num_documents
+    if len(lines) < done:
+        done = len(lines) // asked.batch_rows * asked.batch_rows  # whole batches only
+        path.write_text("".join(lines[:done]), encoding="utf-8")
 
     from tqdm import tqdm
 
@@ -115,8 +129,33 @@ def _stop_token_ids(teacher: Any, tokenizer: Any) -> set[int]:
     return {*ends, tokenizer.eos_token_id} - {None}
 
 
+def _check_origin(settings: Settings, prompts: list[list[int]], overwrite: bool) -> None:
+    """Note what the documents are made from; those made from something else are not mixed in."""
+    path = settings.work_folder / _ORIGIN
+    told = json.dumps(prompts).encode()
+    now = {
+        "teacher": settings.teacher,
+        "seed": settings.seed,
+        **asdict(settings.generation),
+        "prompts": hashlib.sha256(told).hexdigest(),
+    }
+    del now["alone"]  # concerns their use only
+    try:
+        then = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        then = None
+    if then == now:
+        return
+    if then is not None and not overwrite:
+        name = next(name for name in now if then.get(name) != now[name])
+        raise DistillError(
+            f"{path.with_name(_FILE)}: written with another {name}; --overwrite starts over"
+        )
+    (settings.work_folder / _FILE).unlink(missing_ok=True)
+    path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+
+
 def _complete_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return lines if not lines or lines[-1].endswith("\n") else lines[:-1]
+    return [line + "\n" for line in path.read_text(encoding="utf-8").split("\n")[:-1]]

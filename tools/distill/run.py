@@ -49,7 +49,7 @@ def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
     apart = models.isolates_documents(teacher) and models.isolates_documents(student)
     if not apart:
         logger.warning("this model's attention crosses the documents of a packed row")
-    documents, held_out = _documents(settings, teacher, tokenizer)
+    documents, held_out = _documents(settings, teacher, tokenizer, overwrite)
     trainer = Trainer(
         settings, teacher, student, Packer(documents, settings.seed),
         validation_batches(held_out, settings.batch_rows, longest), dtype,
@@ -80,11 +80,13 @@ def _student(
     return student, [] if settings.fresh else init_from_teacher(student, teacher)
 
 
-def _documents(settings: Settings, teacher: Any, tokenizer: Any) -> tuple[Documents, Documents]:
+def _documents(
+    settings: Settings, teacher: Any, tokenizer: Any, overwrite: bool
+) -> tuple[Documents, Documents]:
     """The documents for (training, validation)."""
     documents = read_documents(settings.data, tokenizer) if settings.data else None
     if settings.generation.num_documents:
-        written = generate(settings, teacher, tokenizer, documents)
+        written = generate(settings, teacher, tokenizer, documents, overwrite=overwrite)
         paths = (written,) if settings.generation.alone else (*settings.data, written)
         documents = read_documents(paths, tokenizer)
     assert documents is not None  # Settings guarantees that there is one of the two

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from engine.llm import LLM
 from engine.types import SamplingParams
+from tools.json_lines import numbered_lines
 from tools.quantize.recipe import QuantizeError
+from tools.quantize.texts import read_text
 
 _MAX_TOKENS = 160
 
@@ -34,9 +36,7 @@ def read_questions(path: Path) -> list[Question]:
         OSError: it cannot be read.
     """
     found: list[Question] = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(read_text(path)):
         try:
             entry = json.loads(line)
             question = Question(entry["messages"], entry.get("tools"), entry["expected"])

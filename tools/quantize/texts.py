@@ -12,6 +12,7 @@ import torch
 from engine.errors import RequestError
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from tools.json_lines import numbered_lines
 from tools.quantize.recipe import QuantizeError
 
 _MAX_CHARS_PER_TOKEN = 16  # per token, on average: limits how much of a long text is read
@@ -33,16 +34,11 @@ def read_texts(path: Path) -> list[dict[str, Any]]:
         QuantizeError: a line is neither; names the line.
         OSError: it cannot be read.
     """
-    try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise QuantizeError(f"{path}: is not UTF-8 text") from None
+    text = read_text(path)
     if path.suffix != ".jsonl":
         return [{"text": text}]
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(text):
         try:
             entry = json.loads(line)
         except ValueError:
@@ -53,6 +49,14 @@ def read_texts(path: Path) -> list[dict[str, Any]]:
             raise QuantizeError(f"{path}: line {number} has neither 'messages' nor 'text'")
         found.append(entry)
     return found
+
+
+def read_text(path: Path) -> str:
+    """Read a text file. Raises QuantizeError if it is not UTF-8, and OSError."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise QuantizeError(f"{path}: is not UTF-8 text") from None
 
 
 def make_windows(
