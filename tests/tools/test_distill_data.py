@@ -86,6 +86,8 @@ def test_a_line_ends_where_json_lines_end(tmp_path, tokenizer):
     [
         ("{", "line 2: not JSON"),
         ('{"body": 1}', "line 2: neither text"),
+        ('{"ids": [5, -1], "learn_from": 0}', "line 2: 'ids' are the numbers"),
+        ('{"ids": [5, 4294967296], "learn_from": 0}', "line 2: 'ids' are the numbers"),
         ('{"messages": [{"role": "nobody", "content": ""}]}', "line 2: the chat template refuses"),
     ],
 )
@@ -132,6 +134,8 @@ def test_nothing_to_learn_is_an_error(tmp_path, tokenizer):
         read_documents((path,), tokenizer)
     with pytest.raises(DistillError, match="No such file"):
         read_documents((tmp_path / "absent.txt",), tokenizer)
+    with pytest.raises(DistillError, match="all 3 documents would be held out"):
+        documents_of([2, 3, 4]).split(0.99, 256, 0)
 
 
 @given(

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.models.checkpoint import read_config
+from engine.text.tokenizer import Tokenizer
 from tests.tools.tiny_teacher import save_chats, save_teacher
 from tools.distill import cli, models
 
@@ -156,13 +158,22 @@ def test_another_run_in_the_same_place_is_refused(tmp_path, common, capsys):
     [
         (["--data", "absent.jsonl"], "absent.jsonl: No such file"),
         (["--schedule", "absent.json"], "absent.json: No such file"),
+        (["--data", "{}/ids.jsonl"], "a document has token 3072, and the teacher has 3072"),
         (["--batch-rows", "0"], "--batch-rows must be at least 1"),
+        (["--patience", "-1"], "--patience must be at least 0"),
+        (["--clip", "nan"], "--clip must be at least 0"),
+        (["--threads", "-1"], "--threads must be at least 1"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--generate", "-1"], "--generate must be at least 0"),
+        (["--generate-batch-rows", "0"], "--generate-batch-rows must be at least 1"),
         (["--device", "cuda:99"], "--device cuda:99"),
         (["--student-hidden", "33"], "no llama model of this shape"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(tmp_path, common, capsys, change, problem):
-    assert cli.main([*common, "--steps", "2", "-o", str(tmp_path / "out"), *change]) == 1
+    (tmp_path / "ids.jsonl").write_text('{"ids": [5, 3072], "learn_from": 0}\n' * 2)
+    filled = [part.replace("{}", str(tmp_path)) for part in change]
+    assert cli.main([*common, "--steps", "2", "-o", str(tmp_path / "out"), *filled]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("quire distill: ")
     assert problem in said
@@ -172,6 +183,34 @@ def test_a_loss_that_is_lost_is_told(tmp_path, common, capsys):
     run = [*common, "--learning-rate", "1e18", "--clip", "1e30", "--warm-up", "0", "--steps", "9"]
     assert cli.main([*run, "-o", str(tmp_path / "out")]) == 1
     assert "a lower --learning-rate" in capsys.readouterr().err.splitlines()[-1]
+    run[run.index("1e18")], run[-1] = "3e38", "1"  # the weights are lost, and no loss tells
+    assert cli.main([*run, "-o", str(tmp_path / "lost")]) == 1
+    assert "no validation gave a number" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_student_ends_its_turns_where_its_teacher_does(tmp_path):
+    """Also at tokens that config.json does not name, and with the words of older tokenizer files."""
+    teacher = save_teacher(tmp_path / "teacher")
+    generation = json.loads((teacher / "generation_config.json").read_text())
+    generation |= {"eos_token_id": [2, 0], "do_sample": True, "temperature": 0.6}
+    (teacher / "generation_config.json").write_text(json.dumps(generation))
+    expected = Tokenizer.from_dir(teacher).encode("Two words, 12 digits.")
+    parts = json.loads((teacher / "tokenizer.json").read_text())["model"]
+    (teacher / "tokenizer.json").unlink()
+    (teacher / "vocab.json").write_text(json.dumps(parts["vocab"]))
+    (teacher / "merges.txt").write_text("\n".join(map(" ".join, parts["merges"])))
+    named = json.loads((teacher / "tokenizer_config.json").read_text())
+    named["tokenizer_class"] = "GPT2Tokenizer"
+    (teacher / "tokenizer_config.json").write_text(json.dumps(named))
+    model = models.load_model(teacher, torch.float32, torch.device("cpu"), eager_attention=False)
+    out = tmp_path / "out"
+    models.export(
+        *(model, models.load_tokenizer(str(teacher)), out, torch.bfloat16, str(teacher)),
+        model.generation_config,
+    )
+    assert set(read_config(str(out)).spec.eos_token_ids) == {0, 2}
+    assert json.loads((out / "generation_config.json").read_text())["temperature"] == 0.6
+    assert Tokenizer.from_dir(out).encode("Two words, 12 digits.") == expected
 
 
 def test_no_data_is_told(tmp_path, teacher, capsys):

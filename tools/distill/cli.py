@@ -29,15 +29,20 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         settings = settings_of(options)
-        if options.threads:
+        if options.threads is not None:
             import torch
+
+            if options.threads < 1:
+                raise DistillError("--threads must be at least 1")
 
             torch.set_num_threads(options.threads)
         from tools.distill.run import distill
 
         print(json.dumps(distill(settings, options.overwrite)))
     except (DistillError, OSError) as error:
-        print(f"quire distill: {error}", file=sys.stderr)
+        named = isinstance(error, OSError) and error.filename
+        message = f"{error.filename}: {error.strerror}" if named else error
+        print(f"quire distill: {message}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "memory" not in str(error):

@@ -43,12 +43,14 @@ class Documents:
     def split(self, share: float, most: int, seed: int) -> tuple[Documents, Documents]:
         """Split at random into (training, validation): `share` of the documents, `most` at most.
 
-        Raises DistillError if there are fewer than two documents.
+        Raises DistillError if that leaves nothing to train on.
         """
         if len(self) < 2:
             raise DistillError("one document cannot be split: give --validation FILE")
         order = np.random.default_rng((seed, 1)).permutation(len(self))
         held = min(most, max(1, round(share * len(self))))
+        if held == len(self):
+            raise DistillError(f"--validation-share: all {held} documents would be held out")
         return self.subset(np.sort(order[held:])), self.subset(np.sort(order[:held]))
 
 
@@ -125,6 +127,8 @@ def read_text(path: Path) -> str:
 def _document(row: Any, tokenizer: Any) -> _Text | tuple[np.ndarray, np.ndarray]:
     match row:
         case {"ids": [*ids], "learn_from": int(first)}:
+            if not all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
+                raise DistillError("'ids' are the numbers of tokens")
             return np.array(ids, np.int32), np.arange(len(ids)) >= first
         case {"messages": [*messages]}:
             return _conversation(messages, row.get("tools"), tokenizer)

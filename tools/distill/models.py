@@ -197,21 +197,25 @@ def num_parameters(config: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def export(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype, teacher: str) -> None:
+def export(
+    model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype, teacher: str, generation: Any
+) -> None:
     """Write a model directory, each file atomically: weights in `dtype`, the teacher's tokenizer.
 
-    If the teacher is a directory, its tokenizer files are copied unchanged.
+    If the teacher is a directory, its tokenizer files are copied unchanged. `generation` is its
+    GenerationConfig: the tokens that end its turns, of which config.json may have only some.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saved = copy.deepcopy(model).to(dtype)
     saved.config.use_cache = True
     with staged(folder) as stage:
         saved.save_pretrained(stage)
+        generation.to_json_file(stage / "generation_config.json")
+        if not (Path(teacher) / "tokenizer.json").is_file():  # a name on the Hub, or older files
+            tokenizer.save_pretrained(stage)
         for name in _TOKENIZER_FILES:
             if (Path(teacher) / name).is_file():
                 shutil.copyfile(Path(teacher) / name, stage / name)
-        if not Path(teacher).is_dir():
-            tokenizer.save_pretrained(stage)
 
 
 @contextmanager

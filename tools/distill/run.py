@@ -13,6 +13,7 @@ from tools.distill import models
 from tools.distill.checkpoints import Progress, remove_checkpoint
 from tools.distill.curves import write_curves
 from tools.distill.documents import Documents, read_documents
+from tools.distill.errors import DistillError
 from tools.distill.generation import generate
 from tools.distill.packing import Packer, validation_batches
 from tools.distill.settings import Settings
@@ -57,7 +58,10 @@ def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
     if trainer.resume():
         logger.info("going on from step %d", trainer.progress.step)
     trainer.train(lambda progress: _show(settings, progress))
-    models.export(trainer.load_best(), tokenizer, settings.out, torch.bfloat16, settings.teacher)
+    models.export(
+        trainer.load_best(), tokenizer, settings.out, torch.bfloat16, settings.teacher,
+        teacher.generation_config,
+    )  # fmt: skip
     record = _record(settings, trainer.progress, student) | {
         "inherited_tensors": len(taken),
         "documents": len(documents),
@@ -90,12 +94,21 @@ def _documents(
         paths = (written,) if settings.generation.alone else (*settings.data, written)
         documents = read_documents(paths, tokenizer)
     assert documents is not None  # Settings guarantees that there is one of the two
+    vocabulary = teacher.config.get_text_config().vocab_size
+    _check_tokens(documents, vocabulary)
     if settings.validation is not None:
         held_out = read_documents((settings.validation,), tokenizer)
+        _check_tokens(held_out, vocabulary)
         return documents, held_out
     return documents.split(
         settings.validation_share, settings.max_validation_documents, settings.seed
     )
+
+
+def _check_tokens(documents: Documents, vocabulary: int) -> None:
+    largest = int(documents.tokens.max())
+    if largest >= vocabulary:
+        raise DistillError(f"a document has token {largest}, and the teacher has {vocabulary}")
 
 
 def _show(settings: Settings, progress: Progress) -> None:

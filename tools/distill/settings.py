@@ -10,6 +10,8 @@ from typing import Any
 
 from tools.distill.errors import DistillError
 
+_SEEDS = 2**32  # the seed of each piece of generated text is derived from it, within 64 bits
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -84,6 +86,10 @@ class Generation:
     batch_rows: int = 32
     alone: bool = False
 
+    def __post_init__(self) -> None:
+        _check_at_least(0, self, ("num_documents", "temperature"), "generate_")
+        _check_at_least(1, self, ("max_new_tokens", "prompt_tokens", "batch_rows"), "generate_")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -123,9 +129,13 @@ class Settings:
             raise DistillError("there is nothing to learn from: give --data FILE or --generate N")
         if self.student is not None and self.shape != StudentShape():
             raise DistillError("--student and --student-... exclude each other")
-        for name in ("batch_rows", "accumulate", "validate_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise DistillError(f"--{name.replace('_', '-')} must be at least 1")
+        at_least_one = ("batch_rows", "accumulate", "validate_every", "save_every")
+        _check_at_least(1, self, (*at_least_one, "max_validation_documents"))
+        _check_at_least(0, self, ("warm_up", "weight_decay", "clip", "patience", "seed"))
+        if not self.clip:
+            raise DistillError("--clip must be more than 0")
+        if self.seed >= _SEEDS:
+            raise DistillError(f"--seed must be less than {_SEEDS}")
         if not 0 < self.validation_share < 1:
             raise DistillError("--validation-share must lie between 0 and 1")
 
@@ -147,6 +157,14 @@ class Settings:
     def as_json(self) -> dict[str, Any]:
         """Every setting by name, in JSON types."""
         return json.loads(json.dumps(asdict(self), default=str))
+
+
+def _check_at_least(least: int, given: Any, names: tuple[str, ...], prefix: str = "") -> None:
+    """Raise DistillError, naming the flag, for a number that is less or not finite."""
+    for name in names:
+        if not least <= getattr(given, name) < math.inf:
+            flag = "generate" if name == "num_documents" else f"{prefix}{name}"
+            raise DistillError(f"--{flag.replace('_', '-')} must be at least {least}")
 
 
 # What may differ between a run and its continuation: none of it affects what is learned.

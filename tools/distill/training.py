@@ -92,7 +92,11 @@ class Trainer:
         return metrics, due
 
     def load_best(self) -> Any:
-        """The student with the weights of the best validation."""
+        """The student with the weights of the best validation. Raises DistillError."""
+        if not self.progress.best:
+            raise DistillError(
+                "no validation gave a number: a lower --learning-rate with --overwrite may help"
+            )
         self._student.load_state_dict(self.progress.best)
         return self._student.eval()
 
