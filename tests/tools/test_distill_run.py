@@ -189,7 +189,7 @@ def test_a_loss_that_is_lost_is_told(tmp_path, common, capsys):
 
 
 def test_a_student_ends_its_turns_where_its_teacher_does(tmp_path):
-    """Also at tokens that config.json does not name, and with the words of older tokenizer files."""
+    """Also at tokens that config.json lacks, and with the words of older tokenizer files."""
     teacher = save_teacher(tmp_path / "teacher")
     generation = json.loads((teacher / "generation_config.json").read_text())
     generation |= {"eos_token_id": [2, 0], "do_sample": True, "temperature": 0.6}

@@ -39,10 +39,12 @@ def main(argv: Sequence[str]) -> int:
         from tools.distill.run import distill
 
         print(json.dumps(distill(settings, options.overwrite)))
-    except (DistillError, OSError) as error:
-        named = isinstance(error, OSError) and error.filename
-        message = f"{error.filename}: {error.strerror}" if named else error
-        print(f"quire distill: {message}", file=sys.stderr)
+    except DistillError as error:
+        print(f"quire distill: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"quire distill: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "memory" not in str(error):

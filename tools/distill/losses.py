@@ -30,7 +30,8 @@ def hard_labels(student: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def layer_map(num_student: int, num_teacher: int) -> list[int]:
     """The teacher's layer (from 1) that each of the student's layers matches, evenly spaced.
 
-    The last matches the last, and of a deeper student several match the same; TinyBERT's uniform strategy (Jiao et al. 2020, section 3.1).
+    The last matches the last, and of a deeper student several match the same; TinyBERT's uniform
+    strategy (Jiao et al. 2020, section 3.1).
     """
     return [max(1, round((i + 1) * num_teacher / num_student)) for i in range(num_student)]
 
