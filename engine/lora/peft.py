@@ -42,7 +42,14 @@ _NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "target_parameters": ([],),
     "exclude_modules": ([],),
     "alora_invocation_tokens": ([],),
+    "arrow_config": (),
+    "kasa_config": (),
+    "monteclora_config": (),
+    "use_bdlora": (),
 }
+# Ways to begin training that leave the base model as it is. Others (PiSSA, OLoRA, CorDA, LoftQ,
+# LoRA-GA) take the adapter's beginning out of the base weights, and so does PEFT when it loads one.
+_PLAIN_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +223,12 @@ def _read_scale(path: Path) -> _Scale:
         value = config.get(key)
         if value is not None and value not in plain:
             raise _refused(f"'{key}' is {value!r:.80}, which is not supported")
+    begun = config.get("init_lora_weights", True)
+    if begun is not None and begun not in _PLAIN_BEGINNINGS:
+        raise _refused(
+            f"'init_lora_weights' is {begun!r:.80}, so it changes the base weights too; PEFT saves "
+            "it as a plain one with path_initial_model_for_weight_conversion"
+        )
     alpha, by_root = config.get("lora_alpha", 8), config.get("use_rslora", False)
     if not _is_finite(alpha) or type(by_root) is not bool:
         raise _refused("'lora_alpha' must be a number, and 'use_rslora' true or false")

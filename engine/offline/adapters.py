@@ -11,13 +11,14 @@ from engine.errors import InvalidParameter
 from engine.types import Adapter
 
 Lora = str | Path  # a directory as PEFT saves it
+_FILES = ("adapter_model.safetensors", "adapter_config.json")
 
 
 class OfflineAdapters:
     """Registers adapters when first named; changed files are registered as a new adapter."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int, int], Adapter] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], Adapter] = {}
 
     def each(self, lora: Lora | Sequence[Lora | None] | None, count: int) -> list[Adapter | None]:
         """The adapters of ``count`` prompts: one for all of them, or one or None for each.
@@ -37,10 +38,10 @@ class OfflineAdapters:
             return None
         path = os.path.realpath(lora)
         try:
-            weights = os.stat(os.path.join(path, "adapter_model.safetensors"))
+            found = [os.stat(os.path.join(path, name)) for name in _FILES]
         except (OSError, ValueError):
             raise InvalidParameter(f"there is no adapter in {str(lora)!r}", param="lora") from None
-        key = path, weights.st_mtime_ns, weights.st_size
+        key = path, tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
         if key not in self._known:
             self._known[key] = Adapter(secrets.token_hex(16), Path(path).name, path)
         return self._known[key]

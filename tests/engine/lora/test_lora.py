@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import warnings
 from pathlib import Path
 
@@ -247,6 +248,14 @@ def _infinite(tensors):
         (_config(use_dora=True), "use_dora"),
         (_config(bias="all"), "bias"),
         (_config(modules_to_save=["lm_head"]), "modules_to_save"),
+        (
+            _config(init_lora_weights="pissa"),
+            "'pissa', so it changes the base",
+        ),
+        (_config(init_lora_weights="pissa_niter_4"), "init_lora_weights"),
+        (_config(init_lora_weights="olora"), "init_lora_weights"),
+        (_config(init_lora_weights=["x"]), "init_lora_weights"),
+        (_config(kasa_config={"beta": 0.1}), "kasa_config"),
         (_config(alpha_pattern={".*_proj": 2}), "alpha_pattern"),
         (_config(alpha_pattern={"q_proj": "2"}), "no number"),
         (_config(peft_type="IA3"), "peft_type"),
@@ -289,3 +298,8 @@ def test_offline_each_prompt_has_its_adapter(served, tmp_path):
             llm.generate(prompts, sampling, lora=loras[:2])
         with pytest.raises(InvalidParameter, match="no adapter in"):
             llm.generate(prompts, sampling, lora=tmp_path)
+        shutil.copytree(adapters["all"].path, tmp_path / "own")
+        before = llm.generate(prompts, sampling, lora=tmp_path / "own", use_tqdm=False)
+        _config(lora_alpha=160)(tmp_path / "own")
+        after = llm.generate(prompts, sampling, lora=tmp_path / "own", use_tqdm=False)
+        assert [r.outputs[0].token_ids for r in before] != [r.outputs[0].token_ids for r in after]
