@@ -14,15 +14,14 @@ from tests.kernels.triton_kernels.compiler import compiler
 
 pytest.importorskip("triton")
 
-# Those that a step consists of, with the widest heads, latents, states and quantised weights.
-_HOT = (
+# The most that is in shared memory at once: wide heads, latents, states and long products.
+_LARGE = (
     *("decode-llama-8b", "decode-few-gemma2-9b", "decode-few-gemma4-31b-full"),
     *("prefill-llama-8b", "prefill-gemma3-4b-images", "prefill-gemma4-31b-full"),
     *("latents-deepseek-v2-lite", "delta-kimi-linear", "recurrent-qwen3-next-granite-4"),
-    *("awq-8-llama-8b", "awq-64-llama-8b", "fp8-8-llama-8b", "moe-decode-qwen3-30b"),
-    *("skinny-1-gate-up-qwen3-0.6b", "adapters-32-llama-8b", "plain-sampling-128k"),
-    *("matmul-40-llama-8b", "matmul-20-down-qwen3-0.6b", "matmul-8192-llama-8b"),
+    *("matmul-40-llama-8b", "matmul-20-down-qwen3-0.6b"),
     *("invariant-decode-gemma4-31b-full", "invariant-prefill-gemma4-31b-full"),
+    *("decode-llama-8b-fp8", "prefill-llama-8b-fp8", "invariant-decode-llama-8b-fp8"),
 )
 
 
@@ -41,7 +40,5 @@ def test_float8_and_long_products_compile_for_a_gpu_without_float8(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 86, 89, 100, 120])
-def test_the_kernels_of_a_step_fit(capability: int, tmp_path: Path) -> None:
-    codes = ("decode-llama-8b-fp8", "prefill-llama-8b-fp8", "invariant-decode-llama-8b-fp8")
-    check(capability, _HOT + codes, tmp_path)
+def test_the_largest_kernels_fit_a_consumers_gpu(tmp_path: Path) -> None:
+    check(86, _LARGE, tmp_path)
