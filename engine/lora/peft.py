@@ -17,7 +17,8 @@ from engine.models.layouts import Transposed
 from engine.models.modules import qkv_row_order
 from engine.models.safetensors import Header, read_header, read_into
 from engine.models.spec import DecoderSpec
-from engine.models.weights import Target, parameters, targets
+from engine.models.tables import tables_of
+from engine.models.weights import Target
 
 MAX_RANK = 512
 _CONFIG = "adapter_config.json"
@@ -108,8 +109,10 @@ class _Reader:
         self._dtype = dtype
         self._header = header
         self._scale = scale
-        self._wanted = parameters(spec)
-        self._places = targets(spec, self._wanted)
+        tables = tables_of(spec)
+        self._wanted = tables.parameters
+        self._places = tables.targets
+        self._full_name = tables.full_name  # PEFT has newer names than some checkpoints
 
     def read(self) -> dict[str, Delta]:
         parts: dict[str, dict[int | None, dict[str, torch.Tensor]]] = {}
@@ -128,7 +131,7 @@ class _Reader:
         if match is None:
             raise _refused(f"tensor {name[:120]!r} is no part of a LoRA that is supported")
         module = match["module"]
-        target = self._places.get(f"{module}.weight")
+        target = self._places.get(self._full_name(f"{module}.weight"))
         if target is None or _last(target.parameter) not in _LINEARS:
             raise _refused(f"module {module[:120]!r} is no linear layer that can be adapted here")
         return target, module, match["side"]

@@ -18,7 +18,7 @@ from engine.core import EngineCore
 from engine.errors import InvalidParameter
 from engine.paths import default_model_dir
 from engine.types import Adapter, Request, SamplingParams
-from tests import tiny_models
+from tests import tiny_models, tiny_vision
 
 peft = pytest.importorskip("peft")
 
@@ -189,6 +189,23 @@ def test_layers_of_other_kinds_equal_their_merged_model(kind, tmp_path):
     tokens = run(core, requests_of(adapters, prompts, order))
     for name, i in order:
         assert tokens[f"{name}-{i}"] == texts[name][i], (name, i)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "mistral3"])
+def test_the_text_part_of_a_model_that_sees_is_adapted(kind, tmp_path):
+    """Its modules' names have changed since the checkpoints were published; PEFT has the new."""
+    tiny_vision.save(kind, tmp_path / "base")
+    base = tiny_vision.build(kind)
+    is_text = [name for name, _ in base.named_modules() if "language_model.layers" in name]
+    names = [name for name in is_text if name.endswith(("q_proj", "v_proj", "down_proj"))]
+    options = {"r": 2, "lora_alpha": 8, "target_modules": names}
+    merged = make_adapter(base, kind, tmp_path / "a", 0, **options)
+    prompt = [[5, 9, 31, 7, 120]]
+    expected = continuations(merged, prompt)
+    assert expected != continuations(tiny_vision.build(kind), prompt)
+    adapters = {"a": Adapter("1", "a", str(tmp_path / "a"))}
+    got = run(engine(tmp_path / "base"), requests_of(adapters, prompt, [("a", 0)]))
+    assert list(got.values()) == expected
 
 
 def test_prefixes_of_different_adapters_are_kept_apart(served):
