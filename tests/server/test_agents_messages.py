@@ -1,4 +1,4 @@
-"""Agents' system messages between turns, on a template that takes one at the beginning."""
+"""What agents send: system messages between turns, and tools with long names."""
 
 from __future__ import annotations
 
@@ -51,3 +51,30 @@ async def test_later_system_messages_are_part_of_the_first(
         assert (await call.done()).status == 200
         model = await app.state.model()
         assert model.tokenizer.decode(stream.request.prompt_token_ids) == _MOVED
+
+
+@pytest.mark.parametrize("length", [128, 129])
+async def test_names_of_tools_are_as_long_as_those_of_mcp_servers(length: int) -> None:
+    name = "mcp__" + "x" * (length - 5)
+    engine = FakeEngine()
+    engine.max_model_len = 2048
+    async with running_app(engine=engine) as app:
+        hi = [{"role": "user", "content": "Hi"}]
+        for path, fields in (
+            (
+                "/v1/chat/completions",
+                {"tools": [{"type": "function", "function": {"name": name}}], "messages": hi},
+            ),
+            (
+                "/v1/messages",
+                {"tools": [{"name": name, "input_schema": {}}], "messages": hi, "max_tokens": 5},
+            ),
+            (
+                "/v1/responses",
+                {"tools": [{"type": "function", "name": name, "strict": False}], "input": "Hi"},
+            ),
+        ):
+            call = app.post(path, **fields)
+            if length == 128:
+                (await engine.next_stream()).put(300, end="length")
+            assert (await call.done()).status == (200 if length == 128 else 400)
