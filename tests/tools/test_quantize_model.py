@@ -43,6 +43,9 @@ FAMILIES = [
     "qwen2_moe",
     "phimoe",
     "phi",
+    "bloom",
+    "axk1",
+    "stablelm_heads",
 ]
 
 

@@ -18,7 +18,7 @@ from engine.kv_cache.storage import KVCache
 from engine.models.block import Block, LayerStack
 from engine.models.embeddings import Embeddings, Rotations, finish_logits
 from engine.models.modules import Layer
-from engine.models.norms import IdentityNorm, NormWeights, bind_norm
+from engine.models.norms import IdentityNorm, Norm, NormWeights, bind_norm
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from engine.runner.kernels import choose_kernels
@@ -59,7 +59,9 @@ class LayerRunner:
         def look_up(ids: torch.Tensor) -> torch.Tensor:
             return functional.embedding(ids, table)
 
-        embeddings = Embeddings(self._spec, look_up, weights.get("positions"), torch.float32)
+        norm = self._norm(weights, "embedding_norm") if self._spec.embedding_norm else None
+        learned = weights.get("positions")
+        embeddings = Embeddings(self._spec, look_up, learned, norm, torch.float32)
         positions = torch.arange(self._window).repeat(tokens.shape[0])
         return embeddings(tokens.reshape(-1), positions).view(*tokens.shape, -1)
 
@@ -88,10 +90,8 @@ class LayerRunner:
             tokens: [n, window] int64.
             weights: the model's parameters, of which the last norm and the head are read.
         """
-        spec = self._spec
-        weight = weights["norm"] + spec.norm.offset
-        operations = self._kernels.operations
-        last = bind_norm(spec.norm, NormWeights(weight, weights.get("norm.bias")), operations)
+        spec, operations = self._spec, self._kernels.operations
+        last = self._norm(weights, "norm")
         head = weights["embedding" if spec.tie_word_embeddings else "head"]
         losses = []
         for stream, ids in zip(x, tokens, strict=True):
@@ -99,6 +99,11 @@ class LayerRunner:
             logits = finish_logits(spec, said, operations)
             losses.append(functional.cross_entropy(logits, ids[1:], reduction="none"))
         return torch.stack(losses)
+
+    def _norm(self, weights: Mapping[str, torch.Tensor], name: str) -> Norm:
+        norm = self._spec.norm
+        own = NormWeights(weights[name] + norm.offset, weights.get(f"{name}.bias"))
+        return bind_norm(norm, own, self._kernels.operations)
 
     def _state(self, rows: int) -> StepState:
         window, blocks = self._window, self._blocks

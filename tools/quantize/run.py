@@ -121,7 +121,7 @@ class _Run:
         held_out = self._windows.held_out
         weights = {
             name: self._source.weights[name]
-            for name in ("embedding", "positions")
+            for name in ("embedding", "positions", "embedding_norm", "embedding_norm.bias")
             if name in self._source.parameters
         }
         for name, tokens in zip(
