@@ -21,6 +21,14 @@ def _load() -> LLM:
     return LLM(num_threads=1, max_model_len=512, num_gpu_blocks_override=256, use_tqdm=False)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt; shells have it ignored in what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with _load() as loaded:

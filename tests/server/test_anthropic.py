@@ -256,10 +256,10 @@ def test_output_held_to_a_schema(server: Server) -> None:
 
 def test_a_form_by_its_older_name_is_judged_by_it(server: Server) -> None:
     body = {"model": MODEL, "max_tokens": 9, "messages": QUESTION}
-    form = {"type": "json_schema", "schema": {"type": "object", "propertyNames": {}}}
+    form = {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}
     other = {"type": "json_schema", "schema": {"type": "integer"}}
     for fields, told in (
-        ({"output_format": form}, "propertyNames"),
+        ({"output_format": form}, "uniqueItems"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
         ({"output_format": form, "output_config": {"format": other}}, "another form"),
     ):
