@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
 
 from msgspec import UNSET
 
@@ -111,13 +112,15 @@ class MessageWriter:
         return OutputText("".join(self._texts), logprobs=self._logprobs)
 
 
-class CallWriter:
-    """A function call."""
+class _AnyCallWriter(ABC):
+    """A call of a tool of any kind."""
+
+    _ID_PREFIX: ClassVar[str]
 
     def __init__(self, index: int, numbering: Numbering, call_id: str, tool: OfferedTool) -> None:
         self._item_fields = {"output_index": index}
         self._next_number = numbering.next
-        self._id = new_item_id("fc")
+        self._id = new_item_id(self._ID_PREFIX)
         self._part_fields = {**self._item_fields, "item_id": self._id}
         self._call_id = call_id
         self._name = tool.definition.name
@@ -128,6 +131,16 @@ class CallWriter:
         """See ``Writer``."""
         item = self.item("in_progress")
         return [ItemAdded(sequence_number=self._next_number(), item=item, **self._item_fields)]
+
+    @abstractmethod
+    def item(self, status: ItemStatus) -> Item:
+        """See ``Writer``."""
+
+
+class CallWriter(_AnyCallWriter):
+    """A function call."""
+
+    _ID_PREFIX = "fc"
 
     def add(self, text: str) -> list[Event]:
         """Add a piece of the arguments."""
@@ -161,23 +174,10 @@ class CallWriter:
         )
 
 
-class CustomCallWriter:
+class CustomCallWriter(_AnyCallWriter):
     """A call of a custom tool. Its input is known, and sent, when its arguments are complete."""
 
-    def __init__(self, index: int, numbering: Numbering, call_id: str, tool: OfferedTool) -> None:
-        self._item_fields = {"output_index": index}
-        self._next_number = numbering.next
-        self._id = new_item_id("ctc")
-        self._part_fields = {**self._item_fields, "item_id": self._id}
-        self._call_id = call_id
-        self._name = tool.definition.name
-        self._namespace = tool.namespace or UNSET
-        self._arguments: list[str] = []
-
-    def begin(self) -> list[Event]:
-        """See ``Writer``."""
-        item = self.item("in_progress")
-        return [ItemAdded(sequence_number=self._next_number(), item=item, **self._item_fields)]
+    _ID_PREFIX = "ctc"
 
     def add(self, text: str) -> list[Event]:
         """Add a piece of the arguments that hold the input."""
