@@ -62,8 +62,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The most tokens that one step computes."""
         return self.max_num_batched_tokens or _GPU_STEP_TOKENS
 
-    def for_device(self, device: str) -> SchedulerConfig:
-        """A copy with unset values filled in for a device such as ``cuda:0``."""
+    def for_device(self, device: str, memory_bytes: float | None = None) -> SchedulerConfig:
+        """A copy with unset values filled in.
+
+        Args:
+            device: such as ``cuda:0``.
+            memory_bytes: the GPU's memory; None: that of ``device``, which is this machine's.
+        """
         is_cpu, passes, tokens = device == "cpu", self.max_step_passes, self.max_num_batched_tokens
         if passes is None:
             passes = _CPU_STEP_PASSES if is_cpu else 1
@@ -72,7 +77,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if is_cpu:
             tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + MIN_PROMPT_TOKENS)
         else:
-            tokens = _gpu_step_tokens(device)
+            size = _gpu_bytes(device) if memory_bytes is None else memory_bytes
+            tokens = _LARGE_GPU_STEP_TOKENS if size >= _LARGE_GPU_BYTES else _GPU_STEP_TOKENS
         return msgspec.structs.replace(
             self,
             max_step_passes=passes,
@@ -88,14 +94,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + MIN_PROMPT_TOKENS))
 
 
-def _gpu_step_tokens(device: str) -> int:
-    """The most tokens of a step by default, on a device such as ``cuda:0``."""
+def _gpu_bytes(device: str) -> int:
+    """The memory of a device such as ``cuda:0``; 0 if this machine has no such device."""
     import torch  # which takes seconds, and which a CPU's limits do not need
 
     if not device.startswith("cuda") or not torch.cuda.is_available():
-        return _GPU_STEP_TOKENS
-    is_large = torch.cuda.mem_get_info(torch.device(device))[1] >= _LARGE_GPU_BYTES
-    return _LARGE_GPU_STEP_TOKENS if is_large else _GPU_STEP_TOKENS
+        return 0
+    return torch.cuda.mem_get_info(torch.device(device))[1]
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

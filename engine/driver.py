@@ -238,6 +238,7 @@ def _request_output(output: EngineOutput, index: int) -> RequestOutput:
         prompt_logprobs=output.prompt_logprobs.get(request_id, ()),
         embedding=output.embeddings.get(request_id),
         num_cached_tokens=output.num_cached_tokens.get(request_id),
+        scheduled_s=output.scheduled_s.get(request_id),
         finish_reason=output.finish_reasons[index],
         stop_token_id=output.stop_token_ids.get(request_id),
         timings=output.timings.get(request_id),

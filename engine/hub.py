@@ -121,6 +121,7 @@ class ClientHub:
             share.embeddings = _select_ids(own, output.embeddings)
             share.progress = _select_ids(own, output.progress)
             share.num_cached_tokens = _select_ids(own, output.num_cached_tokens)
+            share.scheduled_s = _select_ids(own, output.scheduled_s)
             share.stop_token_ids = _select_ids(own, output.stop_token_ids)
             share.timings = _select_ids(own, output.timings)
             share.errors = _select_ids(own, output.errors)

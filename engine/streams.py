@@ -46,7 +46,8 @@ class Stream:
         self._num_repeated = 0  # of those to come, how many were received before the engine died
         self._embedding: bytes | None = None
         self._num_cached: int | None = None
-        self._cached_read = False
+        self._scheduled_s: float | None = None
+        self._begin_read = False  # whether these two have been
         self._progress: PromptProgress | None = None  # not read yet
         self._first_token_s: float | None = None
         self.num_resumed = 0  # engines that have died with this request
@@ -101,8 +102,9 @@ class Stream:
         self._has_details = False
         logprobs, self._logprobs = self._logprobs, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-        num_cached = None if self._cached_read else self._num_cached
-        self._cached_read = self._num_cached is not None
+        num_cached = None if self._begin_read else self._num_cached
+        scheduled_s = None if self._begin_read else self._scheduled_s
+        self._begin_read = self._num_cached is not None
         progress, self._progress = self._progress, None
         self._exhausted = self._finish_reason is not None
         return RequestOutput(
@@ -112,6 +114,7 @@ class Stream:
             prompt_logprobs=tuple(prompt_logprobs),
             embedding=self._embedding,
             num_cached_tokens=num_cached,
+            scheduled_s=scheduled_s,
             progress=progress,
             finish_reason=self._finish_reason,
             stop_token_id=self._stop_token_id,
@@ -160,6 +163,11 @@ class Stream:
         if self._num_cached is None:
             self._has_details = True
             self._num_cached = num_cached
+
+    def set_scheduled(self, scheduled_s: float) -> None:
+        """Set when it began, after ``set_num_cached``; only the first report counts."""
+        if self._scheduled_s is None:
+            self._scheduled_s = scheduled_s
 
     def set_progress(self, progress: PromptProgress) -> None:
         """Set the progress of the prompt; only the latest report counts."""
@@ -286,6 +294,7 @@ class StreamTable:
         self._for_each(output.prompt_logprobs, Stream.add_prompt_logprobs)
         self._for_each(output.embeddings, Stream.set_embedding)
         self._for_each(output.num_cached_tokens, Stream.set_num_cached)
+        self._for_each(output.scheduled_s, Stream.set_scheduled)
         self._for_each(output.progress, Stream.set_progress)
         self._for_each(output.stop_token_ids, Stream.set_stop_token)
         self._for_each(output.timings, Stream.set_timings)

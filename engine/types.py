@@ -391,6 +391,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes | None = None  # little-endian float32; with the last output
     num_cached_tokens: int | None = None  # reported once, with the first output
+    scheduled_s: float | None = None  # likewise; when it was first included in a plan
     progress: PromptProgress | None = None  # the newest, until the first token
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop or eos token that ended it; also in token_ids
@@ -408,6 +409,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     embeddings: dict[str, bytes] = {}  # little-endian float32
     num_cached_tokens: dict[str, int] = {}
+    scheduled_s: dict[str, float] = {}  # with the first output; timings come with the last
     progress: dict[str, PromptProgress] = {}
     stop_token_ids: dict[str, int] = {}
     timings: dict[str, RequestTimings] = {}

@@ -26,6 +26,7 @@ class OutputBuilder:
         "num_cached_tokens",
         "progress",
         "prompt_logprobs",
+        "scheduled_s",
         "stop_token_ids",
         "timings",
         "token_ids",
@@ -39,6 +40,7 @@ class OutputBuilder:
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self.embeddings: dict[str, bytes] = {}
         self.num_cached_tokens: dict[str, int] = {}
+        self.scheduled_s: dict[str, float] = {}
         self.progress: dict[str, PromptProgress] = {}
         self.stop_token_ids: dict[str, int] = {}
         self.timings: dict[str, RequestTimings] = {}
@@ -58,11 +60,13 @@ class OutputBuilder:
         del self.token_ids[index], self.finish_reasons[index]
         self.logprobs.pop(request_id, None)
 
-    def report_cached(self, seq: Sequence) -> None:
-        """Report once how much of the prompt was found in the cache."""
-        if not seq.cached_reported and seq.num_cached is not None:
-            seq.cached_reported = True
+    def report_begin(self, seq: Sequence) -> None:
+        """Report once when it began, and how much of the prompt was found in the cache."""
+        if not seq.begin_reported and seq.num_cached is not None:
+            seq.begin_reported = True
             self.num_cached_tokens[seq.id] = seq.num_cached
+            if seq.scheduled_s is not None:
+                self.scheduled_s[seq.id] = seq.scheduled_s
 
     def report_timings(self, seq: Sequence, finished_s: float) -> None:
         """Report the timestamps of a request; 0 for events that never happened."""
@@ -86,6 +90,7 @@ class OutputBuilder:
             prompt_logprobs=self.prompt_logprobs,
             embeddings=self.embeddings,
             num_cached_tokens=self.num_cached_tokens,
+            scheduled_s=self.scheduled_s,
             progress=self.progress,
             stop_token_ids=self.stop_token_ids,
             timings=self.timings,

@@ -105,7 +105,7 @@ class ResultProcessor:
     def _take_first(self, seq: Sequence, now_s: float) -> None:
         """Note the first token of ``seq``, which means that its prompt is computed."""
         seq.first_token_s = now_s
-        self._state.pending_output.report_cached(seq)
+        self._state.pending_output.report_begin(seq)
         self._state.enqueue_forks(seq)
 
     def _take_last(self, seq: Sequence, index: int, now_s: float) -> None:
@@ -146,7 +146,7 @@ class ResultProcessor:
             if fresh:
                 seq.num_prompt_logprobs += len(fresh)
                 self._state.pending_output.prompt_logprobs[row_id] = fresh
-                self._state.pending_output.report_cached(seq)
+                self._state.pending_output.report_begin(seq)
 
     def _take_pooled(self, fills: list[Fill], result: StepResult) -> None:
         """Collect parts of pooled vectors, but none from before a preemption: they come again."""
@@ -174,7 +174,7 @@ class ResultProcessor:
                 continue
             if not end == len(seq.token_ids) >= seq.max_num_tokens:
                 continue
-            news.report_cached(seq)
+            news.report_begin(seq)
             if seq.request.pooling is None:
                 news.append(seq.id, (), "length")
             else:

@@ -74,7 +74,7 @@ class Sequence:
     num_discarded: int = 0  # tokens that were computed when it was preempted
     num_offload_waits: int = 0  # consecutive steps spent waiting for its prefix to be offloaded
     num_cached: int | None = None  # prompt tokens found in the cache when first admitted
-    cached_reported: bool = False
+    begin_reported: bool = False
     num_prompt_logprobs: int = 0  # reported so far; recomputing the prompt yields them again
     scheduled_s: float | None = None
     first_token_s: float | None = None

@@ -41,7 +41,7 @@ from server.openai.outputs import (
     PromptTokensDetails,
     Usage,
 )
-from server.openai.timings import Timings, timings_of
+from server.openai.timings import Timings, times_until_now, timings_of
 from server.state import Model, ServerState
 from server.tracing import TracedRequest
 
@@ -79,6 +79,7 @@ class Choice:
         "prompt_index",
         "prompt_logprobs",
         "request",
+        "scheduled_s",
         "stop_reason",
         "stream",
         "timings",
@@ -98,7 +99,8 @@ class Choice:
         self.stop_reason: str | int | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1 and on
         self.progress: PromptProgress | None = None  # of its prompt, from the newest step
-        self.first_token_s = 0.0  # when it arrived; time.monotonic()
+        self.scheduled_s = 0.0  # when the engine began it; time.monotonic()
+        self.first_token_s = 0.0  # when it arrived
         self.timings: Timings | None = None  # once it has ended
 
 
@@ -365,6 +367,8 @@ class Generation:
         if output.num_cached_tokens and choice.request.fork_of is None:
             self._cached_tokens += output.num_cached_tokens
             metrics.record_cached_tokens(output.num_cached_tokens)
+        if output.scheduled_s is not None:
+            choice.scheduled_s = output.scheduled_s
         choice.progress = output.progress
         if not choice.num_tokens:
             self.fingerprint = self._state.engine.info.fingerprint
@@ -380,9 +384,10 @@ class Generation:
             if delta.finish_reason not in ("stop", "length"):
                 raise EngineDead("the engine ended the sequence")
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-            choice.timings = timings_of(
-                choice.request.arrival_s, choice.first_token_s, time.monotonic(), output.timings
+            times = output.timings or times_until_now(
+                choice.request.arrival_s, choice.scheduled_s, choice.first_token_s
             )
+            choice.timings = timings_of(times, choice.first_token_s, output.timings is not None)
             if output.finish_reason is None:
                 choice.stream.abort()  # a stop string, which the engine does not watch for
             self._release(1)
@@ -390,7 +395,7 @@ class Generation:
                 self._num_drafted += output.timings.num_draft_tokens
                 self._num_accepted += output.timings.num_accepted_tokens
             metrics.record_finished(
-                choice.request.id, delta.finish_reason, choice.num_tokens, output.timings
+                choice.request.id, delta.finish_reason, choice.num_tokens, times
             )
         return delta
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from msgspec import Struct
 
 from engine.types import RequestTimings
@@ -10,8 +12,7 @@ from engine.types import RequestTimings
 class Timings(Struct, kw_only=True):
     """The times of one choice, in milliseconds.
 
-    Null: the choice was ended outside the engine (by a stop string or in a beam search), which then
-    reports nothing.
+    The counts are null if a stop string ended the choice, which the engine does not watch for.
     """
 
     queue_ms: float | None = None  # until its first step
@@ -24,30 +25,39 @@ class Timings(Struct, kw_only=True):
     num_accepted_tokens: int | None = None  # draft tokens accepted
 
 
-def timings_of(
-    arrival_s: float, first_token_s: float, finished_s: float, reported: RequestTimings | None
-) -> Timings:
-    """The timings of a choice that has ended; arguments are times of the monotonic clock.
+def times_until_now(arrival_s: float, scheduled_s: float, first_token_s: float) -> RequestTimings:
+    """The times of a choice that is ended here and now, before the engine has reported them.
 
     Args:
         arrival_s: of its request.
+        scheduled_s: when the engine began it; 0 if that is unknown.
         first_token_s: when its first token arrived here; 0 if there was none.
-        finished_s: when its end arrived here.
-        reported: the engine's report.
     """
+    return RequestTimings(arrival_s, scheduled_s, first_token_s, time.monotonic())
+
+
+def timings_of(times: RequestTimings, first_token_s: float, is_reported: bool) -> Timings:
+    """The timings of a choice that ends now.
+
+    Args:
+        times: its times within the engine.
+        first_token_s: when its first token arrived here; 0 if there was none.
+        is_reported: whether ``times`` are the engine's report, so that its counts are known.
+    """
+    now = time.monotonic()
     whole = Timings(
-        first_token_ms=_ms(arrival_s, first_token_s or finished_s),
-        total_ms=_ms(arrival_s, finished_s),
+        first_token_ms=_ms(times.arrival_s, first_token_s or now),
+        total_ms=_ms(times.arrival_s, now),
     )
-    if reported is None or not reported.scheduled_s:
-        return whole
-    first_s = reported.first_token_s or reported.finished_s
-    whole.queue_ms = _ms(reported.arrival_s, reported.scheduled_s)
-    whole.prefill_ms = _ms(reported.scheduled_s, first_s)
-    whole.decode_ms = _ms(first_s, reported.finished_s)
-    whole.num_preemptions = reported.num_preemptions
-    whole.num_draft_tokens = reported.num_draft_tokens
-    whole.num_accepted_tokens = reported.num_accepted_tokens
+    if times.scheduled_s:
+        first_s = times.first_token_s or times.finished_s
+        whole.queue_ms = _ms(times.arrival_s, times.scheduled_s)
+        whole.prefill_ms = _ms(times.scheduled_s, first_s)
+        whole.decode_ms = _ms(first_s, times.finished_s)
+    if is_reported:
+        whole.num_preemptions = times.num_preemptions
+        whole.num_draft_tokens = times.num_draft_tokens
+        whole.num_accepted_tokens = times.num_accepted_tokens
     return whole
 
 

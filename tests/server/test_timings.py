@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from server.openai.timings import timings_of
+from server.openai.timings import times_until_now, timings_of
 from tests.servers import MODEL, Server
 
 IN_ENGINE = ("queue_ms", "prefill_ms", "decode_ms")
@@ -42,10 +43,14 @@ def test_each_choice_tells_its_times(server: Server, stream: bool) -> None:
         assert (told["num_preemptions"], told["num_draft_tokens"]) == (0, 0)
 
 
-def test_an_end_that_is_found_outside_the_engine_leaves_it_out(server: Server) -> None:
+def test_a_stop_string_leaves_out_only_the_counts(server: Server) -> None:
+    before = server.metrics()["request_queue_time_seconds_count"]
     (told,) = timed(server, stream=False, stop=["e"], max_tokens=400)  # otherwise it may have ended
+    assert sum(told[name] for name in IN_ENGINE) <= told["total_ms"] + 1
+    assert told["prefill_ms"] > 0
     assert told["total_ms"] >= told["first_token_ms"] > 0
-    assert all(told[name] is None for name in IN_ENGINE)
+    assert told["num_preemptions"] is None
+    assert server.metrics()["request_queue_time_seconds_count"] == before + 1
 
 
 def test_completions_tell_theirs_and_nobody_who_did_not_ask(server: Server) -> None:
@@ -57,5 +62,7 @@ def test_completions_tell_theirs_and_nobody_who_did_not_ask(server: Server) -> N
 
 
 def test_a_choice_without_a_token_ends_when_it_would_begin() -> None:
-    told = timings_of(1.0, 0.0, 1.25, None)
-    assert (told.first_token_ms, told.total_ms) == (250.0, 250.0)
+    times = times_until_now(time.monotonic() - 0.25, 0.0, 0.0)
+    told = timings_of(times, 0.0, is_reported=False)
+    assert told.first_token_ms == told.total_ms >= 250.0
+    assert told.queue_ms is None

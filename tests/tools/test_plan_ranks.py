@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import SchedulerConfig
+from engine.config import EngineConfig, SchedulerConfig
 from server.cli import main
 from tests.tools.planned import LLAMA_8B
 from tools.plan.cost import Communication, Link, ParallelCost, Roofline, Stage, StepShape
 from tools.plan.link import fit_link
+from tools.plan.ranks import Device, read_spec, replica_of
 from tools.plan.simulate import Replica, simulate
 from tools.plan.traffic import Arrival
 
@@ -132,6 +133,14 @@ def test_ranks_share_the_bytes_and_stages_do_not_hurry_a_token(model, capsys) ->
     assert captured == pytest.approx(four)
     launched = tpot_ms(capsys, model, "--pipeline-parallel-size", "4", *slow_host)
     assert launched == pytest.approx(32 * 0.5, rel=0.01)
+
+
+def test_steps_are_those_of_the_given_devices_not_of_this_machine(model) -> None:
+    ceilings = {"bytes_per_s": 3e12, "flops_per_s": 1e15, "efficiency": 1.0, "overhead_s": 0.0}
+    for gib, most_tokens in ((40, 2048), (80, 8192)):
+        device = Device(memory_bytes=gib * 2**30, layer_launch_s=0.0, link=FREE, **ceilings)
+        replica = replica_of(EngineConfig(model=model), read_spec(model), device)
+        assert replica.scheduler.step_tokens == most_tokens
 
 
 @pytest.mark.slow

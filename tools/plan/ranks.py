@@ -90,7 +90,7 @@ def replica_of(config: EngineConfig, spec: DecoderSpec, device: Device) -> Repli
         max_model_len=min(spec.default_context_len, num_blocks * _BLOCK),
         num_states=min((room.num_states for room in keeping), default=0),
         num_snapshots=min((room.num_snapshots for room in keeping), default=0),
-        scheduler=config.scheduler,
+        scheduler=config.scheduler.for_device("cuda", device.memory_bytes),
         cost=_cost(ranks, device, size, num_stages),
         tensor_parallel_size=size,
         pipeline_parallel_size=num_stages,

@@ -5,7 +5,8 @@
     X.scales  [groups, outputs]
     X.g_idx   [inputs] int32                        the group of each input
 
-With ``checkpoint_format`` "gptq" zeros are stored less one, with "gptq_v2" as they are. With
+With ``checkpoint_format`` "gptq" zeros are stored less one (0 as the largest code), with "gptq_v2"
+as they are. With
 ``desc_act`` the groups follow another order of the inputs, given by ``g_idx``.
 """
 
@@ -83,12 +84,13 @@ class Gptq:
     ) -> PackedWeight:
         outputs, inputs = shape
         codes = unpack_words(tensors["codes"].T, self.bits, inputs)
-        zeros = unpack_words(tensors["zeros"], self.bits, outputs).T.to(torch.int16)
+        stored = unpack_words(tensors["zeros"], self.bits, outputs).T.to(torch.int16)
+        zeros = (stored + self.zero_offset) % (1 << self.bits)
         return integer_weight(
             codes,
             self.bits,
             tensors["scales"].T.contiguous(),
-            zeros + self.zero_offset,
+            zeros,
             group,
             tensors.get("groups"),
         )

@@ -38,7 +38,7 @@ def round_to_codes(weight, bits, group_of, scale_dtype, *, symmetric):
         scales[:, g] = (2 * torch.maximum(-least, most) if symmetric else most - least) / top
         scale = scales[:, g].double()
         if not symmetric:
-            zeros[:, g] = torch.round(-least / scale).clamp(1, top)
+            zeros[:, g] = torch.round(-least / scale).clamp(0, top)
         zero, scale = zeros[:, g, None], scale[:, None]
         codes[:, members] = (torch.round(own / scale) + zero).clamp(0, top)
         meant[:, members] = (codes[:, members] - zero) * scale
@@ -59,7 +59,8 @@ def gptq(weight, *, bits=4, group=32, symmetric=False, act_order=False, version=
     codes, scales, zeros, meant = round_to_codes(
         weight, bits, group_of, torch.float16, symmetric=symmetric
     )
-    columns = [[zeros[n][g] - (version == 1) for n in range(outputs)] for g in range(len(zeros[0]))]
+    less = int(version == 1)
+    columns = [[(of[g] - less) % 2**bits for of in zeros] for g in range(len(zeros[0]))]
     stored = {
         ".qweight": words_of(codes, bits).T.contiguous(),
         ".qzeros": words_of(columns, bits),

@@ -68,6 +68,8 @@ FORMATS = {
     "gptq2": (functools.partial(stored.gptq, bits=2), _gptq(bits=2)),
     "gptq3": (functools.partial(stored.gptq, bits=3), _gptq(bits=3)),
     "gptq4": (stored.gptq, _gptq(sym=False)),
+    # Zeros of 0, which are stored as 15.
+    "gptq4_positive": (lambda weight: stored.gptq(weight.abs()), _gptq(sym=False)),
     "gptq4_sym": (functools.partial(stored.gptq, symmetric=True), _gptq(sym=True)),
     "gptq4_act": (functools.partial(stored.gptq, act_order=True), _gptq(desc_act=True)),
     "gptq4_v2": (functools.partial(stored.gptq, version=2), _gptq(checkpoint_format="gptq_v2")),
