@@ -13,14 +13,8 @@ from typing import Protocol
 
 from engine.frames import Activity
 from engine.snapshot import Snapshot
-from engine.types import (
-    EngineInfo,
-    EngineOutput,
-    EngineStats,
-    Request,
-    RequestOutput,
-    Trace,
-)
+from engine.stats import EngineStats
+from engine.types import EngineInfo, EngineOutput, Request, RequestOutput, Trace
 
 
 class LoadProgress(Protocol):

@@ -47,15 +47,8 @@ from engine.runner.protocol import LaunchedStep, Runner, SleepingRunner
 from engine.scheduler import Scheduler
 from engine.snapshot import Snapshot
 from engine.speculation.speculator import Speculator
-from engine.types import (
-    EngineInfo,
-    EngineOutput,
-    EngineStats,
-    Grammar,
-    Request,
-    StepPlan,
-    StepResult,
-)
+from engine.stats import EngineStats
+from engine.types import EngineInfo, EngineOutput, Grammar, Request, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,8 @@ from engine.frames import (
 )
 from engine.scheduler.output import OutputBuilder
 from engine.sleep_controller import ControlCall
-from engine.types import EngineInfo, EngineOutput, EngineStats
+from engine.stats import EngineStats
+from engine.types import EngineInfo, EngineOutput
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,9 @@ from engine.frames import (
 )
 from engine.loop import EngineLoop
 from engine.sleep_controller import ControlCall
+from engine.stats import EngineStats
 from engine.streams import StreamTable
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request
+from engine.types import EngineInfo, EngineOutput, Request
 
 LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
 

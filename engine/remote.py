@@ -24,9 +24,10 @@ from engine.frames import (
     Ready,
 )
 from engine.link import EngineLink
+from engine.stats import EngineStats
 from engine.streams import Stream, StreamTable
 from engine.submission import pack
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request
+from engine.types import EngineInfo, EngineOutput, Request
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@ import msgspec
 
 from engine.driver import Choice
 from engine.memory import DeviceMemory
+from engine.stats import EngineStats
 from engine.text.output import TokenLogprob, prompt_entries
 from engine.text.tokenizer import Tokenizer
-from engine.types import EngineStats, FinishReason, MemoryPlan, SamplingParams
+from engine.types import FinishReason, MemoryPlan, SamplingParams
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.types import EngineStats, FinishReason
+from engine.stats import EngineStats
+from engine.types import FinishReason
 
 # Values of ``BlockMap.owners`` that do not name a request.
 FREE = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.types import EngineStats
+from engine.stats import EngineStats
 from server.cli.reference import update
 from server.metrics import Metrics
 from server.settings import Settings

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from engine.types import BlockCopy, TierStats
+from engine.stats import TierStats
+from engine.types import BlockCopy
 
 
 class HostTier:

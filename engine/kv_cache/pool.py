@@ -37,7 +37,8 @@ from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.prefix import PrefixChain
 from engine.kv_cache.snapshots import SnapshotPool
 from engine.media import Media
-from engine.types import BlockCopy, BlockStats
+from engine.stats import BlockStats
+from engine.types import BlockCopy
 
 
 class BlockTable:

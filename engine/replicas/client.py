@@ -19,8 +19,9 @@ from engine.replicas.router import Router
 from engine.replicas.startup import start_all
 from engine.shared import SharedClient
 from engine.snapshot import Snapshot
+from engine.stats import EngineStats
 from engine.streams import Stream
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
+from engine.types import EngineInfo, EngineOutput, Request, Trace
 
 Replica = SubprocessClient | SharedClient
 

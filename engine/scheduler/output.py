@@ -5,13 +5,8 @@ from __future__ import annotations
 from engine.errors import Failure
 from engine.prompt_progress import PromptProgress
 from engine.scheduler.sequence import Sequence
-from engine.types import (
-    EngineOutput,
-    EngineStats,
-    FinishReason,
-    RequestTimings,
-    TokenLogprobs,
-)
+from engine.stats import EngineStats
+from engine.types import EngineOutput, FinishReason, RequestTimings, TokenLogprobs
 
 
 class OutputBuilder:

@@ -33,7 +33,8 @@ from engine.scheduler.sequence import Sequence, find_leader, make_sequence
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import PlannedStep, replay, replay_from_start
 from engine.speculation.speculator import Speculator
-from engine.types import EngineOutput, EngineStats, Request, StepPlan, StepResult
+from engine.stats import EngineStats
+from engine.types import EngineOutput, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar

@@ -21,7 +21,7 @@ from engine.scheduler.policy import Policy
 from engine.scheduler.progress import ProgressReports
 from engine.scheduler.sequence import Sequence, Status
 from engine.speculation.speculator import Speculator
-from engine.types import DraftStats, EngineStats, TierStats
+from engine.stats import DraftStats, EngineStats, TierStats
 
 _NO_DRAFTS = DraftStats()
 _NO_TIER = TierStats()

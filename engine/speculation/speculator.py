@@ -9,7 +9,8 @@ from engine.config import SpeculationConfig
 from engine.speculation.draft_length import Acceptance, DraftLengthController, prior_acceptance
 from engine.speculation.position_factors import PositionFactors
 from engine.speculation.proposer import Drafter, Proposer, make_proposer
-from engine.types import DraftStats, Request, StepPlan
+from engine.stats import DraftStats
+from engine.types import Request, StepPlan
 
 _ACCEPTANCE_DECAY = 0.9  # weight of the past in a request's acceptance, per draft
 _PATIENCE = 4  # tokens between two tries, where a try costs the overlap of steps

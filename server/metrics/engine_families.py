@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from engine.types import BlockStats, EngineInfo, EngineStats, TierStats
+from engine.stats import BlockStats, EngineStats, TierStats
+from engine.types import EngineInfo
 from server.metrics.families import Families
 from server.metrics.values import EngineMetricValues
 

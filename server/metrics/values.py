@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.types import EngineStats
+from engine.stats import EngineStats
 from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
 
 _KeyT = TypeVar("_KeyT")

@@ -14,15 +14,8 @@ from engine.client import LoadProgress, RequestStream
 from engine.errors import EngineDead, EngineError
 from engine.images.types import ImageRules
 from engine.snapshot import Snapshot
-from engine.types import (
-    BlockStats,
-    EngineInfo,
-    EngineOutput,
-    EngineStats,
-    MemoryPlan,
-    Request,
-    RequestOutput,
-)
+from engine.stats import BlockStats, EngineStats
+from engine.types import EngineInfo, EngineOutput, MemoryPlan, Request, RequestOutput
 from server.app import create_app
 from server.settings import Settings
 

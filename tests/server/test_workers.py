@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from engine.paths import default_model_dir
-from engine.types import EngineStats
+from engine.stats import EngineStats
 from server.metrics import MetricValues, merge
 from server.settings import Settings
 from tests.server.test_streams import events_of

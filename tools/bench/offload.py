@@ -26,7 +26,8 @@ from typing import Any
 from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.requests import fan_out
-from engine.types import EngineStats, SamplingParams
+from engine.stats import EngineStats
+from engine.types import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)

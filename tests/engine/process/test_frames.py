@@ -32,16 +32,8 @@ from engine.frames import (
     encode,
     receive,
 )
-from engine.types import (
-    BlockStats,
-    EngineOutput,
-    EngineStats,
-    Request,
-    RequestTimings,
-    SamplingParams,
-    TokenLogprobs,
-    Trace,
-)
+from engine.stats import BlockStats, EngineStats
+from engine.types import EngineOutput, Request, RequestTimings, SamplingParams, TokenLogprobs, Trace
 from tests.engine.fakes import make_config, make_info
 
 MESSAGES: list[Message] = [

@@ -47,7 +47,7 @@ def round_to_codes(weight, bits, group_of, scale_dtype, *, symmetric):
 
 
 def gptq(weight, *, bits=4, group=32, symmetric=False, act_order=False, version=1):
-    outputs, inputs = weight.shape
+    inputs = weight.shape[1]
     group = inputs if group == -1 else group
     # The order of the inputs is that of their weight, as it would be that of their Hessian.
     order = list(range(inputs))

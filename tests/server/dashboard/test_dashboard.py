@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from engine.snapshot import BlockMap, Phase, RequestRecord, Snapshot
-from engine.types import EngineStats
+from engine.stats import EngineStats
 from server.dashboard import poller
 from server.settings import Settings
 from tests.server.asgi import running_app
