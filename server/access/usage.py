@@ -101,6 +101,7 @@ class UsageTracker:
         self._clock = clock
         self._pending: dict[tuple[str, str], UsageCounts] = {}  # by tenant and day; not written yet
         self._writing: dict[tuple[str, str], UsageCounts] = {}
+        self._saving: asyncio.Task[None] | None = None  # writes these
         self._written: dict[str, dict[str, int]] = {}  # tokens by tenant and day of this month
         # Of the last ``load``: the month that was read, and the database's version.
         self._month = ""
@@ -171,9 +172,18 @@ class UsageTracker:
                 pause_s = _RETRY_S
 
     async def flush(self) -> None:
-        """Write the pending counts. Raises StoreError, and keeps them."""
-        if not self._pending or self._writing:
-            return
+        """Write the pending counts. Raises StoreError, and keeps them.
+
+        A write that has begun outlives a caller that is cancelled: the database's thread commits it
+        in any case, and counts that were kept all the same would be written twice.
+        """
+        while self._saving is not None:
+            await asyncio.wait([self._saving])
+        if self._pending:
+            self._saving = asyncio.create_task(self._save())
+            await asyncio.shield(self._saving)
+
+    async def _save(self) -> None:
         self._writing, self._pending = self._pending, {}
         rows = [
             (*key, used.requests, used.prompt_tokens, used.cached_tokens, used.output_tokens)
@@ -197,6 +207,7 @@ class UsageTracker:
             raise
         finally:
             self._writing = {}
+            self._saving = None
 
     async def daily_usage(self, tenant: str | None, first: str, last: str) -> list[DailyUsage]:
         """The usage from one day to another, both included, of one tenant or (None) all.

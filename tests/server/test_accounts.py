@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,6 +264,34 @@ async def test_what_cannot_be_written_is_kept(
     assert book.quota_usage("anna").day == 3
     book.add("anna", UsageCounts(requests=1, prompt_tokens=4))
     (day,) = await book.daily_usage(None, "2026-01-01", "2026-01-31")
+    assert day.counts == UsageCounts(requests=2, prompt_tokens=7)
+    assert book.quota_usage("anna").day == 7
+
+
+async def test_a_write_that_is_cancelled_counts_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = UsageTracker(database.tables(SCHEMA), clock=Clock(unix_s("2026-01-30T23:00")))
+    await book.load()
+    transact = Database._transact
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        begun.set()
+        assert may_go_on.wait(60)
+        return transact(*arguments)
+
+    book.add("anna", UsageCounts(requests=1, prompt_tokens=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "_transact", slow)
+        writing = asyncio.create_task(book.flush())
+        assert await asyncio.to_thread(begun.wait, 60)
+    writing.cancel()  # as a server does that shuts down
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    book.add("anna", UsageCounts(requests=1, prompt_tokens=4))
+    may_go_on.set()
+    (day,) = await book.daily_usage("anna", "2026-01-01", "2026-01-31")
     assert day.counts == UsageCounts(requests=2, prompt_tokens=7)
     assert book.quota_usage("anna").day == 7
 
