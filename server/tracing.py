@@ -247,7 +247,7 @@ def _latencies(choices: Sequence[Choice]) -> dict[str, float]:
 def _phases(choice: Choice) -> list[tuple[str, float, float]]:
     """The phases of a choice: (name, start, end) in seconds of the monotonic clock.
 
-    Empty if the choice was ended outside the engine.
+    Empty if the choice failed, or its client has gone.
     """
     timings = choice.timings
     if timings is None or timings.queue_ms is None:

@@ -68,9 +68,7 @@ class Metrics:
         """Count output tokens that the API has received."""
         self._values.counts["generation_tokens"] += tokens
 
-    def record_finished(
-        self, id: str, reason: str, tokens: int, timings: RequestTimings | None
-    ) -> None:
+    def record_finished(self, id: str, reason: str, tokens: int, timings: RequestTimings) -> None:
         """Count a sequence that succeeded with ``tokens`` of output."""
         arrival_s = self._forget(id)
         if arrival_s is None:
@@ -80,8 +78,8 @@ class Metrics:
         observe = self._values.observe
         observe("request_generation_tokens", tokens)
         observe("e2e_request_latency_seconds", max(0.0, now - arrival_s))
-        if timings is None or not timings.scheduled_s:
-            return  # ended by the API (a stop string) before the engine reported
+        if not timings.scheduled_s:
+            return  # unknown
         first_s = timings.first_token_s or timings.finished_s
         decode_s = max(0.0, timings.finished_s - first_s)
         observe("request_queue_time_seconds", max(0.0, timings.scheduled_s - timings.arrival_s))
@@ -172,7 +170,7 @@ class Metrics:
         return self._values
 
     def exposition(self, values: MetricValues) -> Exposition:
-        """The exposition of ``numbers``, which are this process's or the sum of all workers'."""
+        """The exposition of ``values``, which are this process's or the sum of all workers'."""
         return Exposition(
             values,
             # The weights may have been replaced.

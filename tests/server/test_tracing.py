@@ -190,6 +190,15 @@ def test_streams_choices_and_vectors_too(server: Server, collector: Collector) -
         time.sleep(0.02)
 
 
+def test_a_choice_that_a_stop_string_ended_has_its_phases(
+    server: Server, collector: Collector
+) -> None:
+    answer = server.complete("Once upon a time", max_tokens=20, stop=["e"], temperature=0).json()
+    assert answer["choices"][0]["stop_reason"] == "e"
+    phases = collector.children(collector.request(answer["id"]))
+    assert [phase.name for phase in phases] == ["queue", "prefill", "decode"]
+
+
 def test_a_client_that_is_not_sampled_is_not_traced(server: Server, collector: Collector) -> None:
     server.complete("Two", max_tokens=1)
     unsampled = {"traceparent": f"00-{TRACE[::-1]}-{PARENT}-00"}
