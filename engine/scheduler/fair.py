@@ -187,7 +187,7 @@ class _FairQueue:
         self._kinds[seq.request.background].pop(seq)
 
     def discard(self, seq: Sequence) -> None:
-        """Note that a queued sequence is no longer WAITING."""
+        """Note that a queued sequence is about to leave the WAITING status."""
         self._kinds[seq.request.background].discard(seq)
 
     def weights(self) -> dict[str, float]:

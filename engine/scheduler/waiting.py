@@ -63,9 +63,10 @@ class WaitingQueue:
         heapq.heappop(self._heap)
 
     def discard(self, seq: Sequence) -> None:
-        """Note that a queued sequence is no longer WAITING."""
+        """Note that a queued sequence is about to leave the WAITING status."""
         self._num_stale += 1
         if self._num_stale > max(_MIN_STALE, len(self._heap) // 2):
-            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            live = (entry for entry in self._heap if entry[1].status is Status.WAITING)
+            self._heap = [entry for entry in live if entry[1] is not seq]
             heapq.heapify(self._heap)
             self._num_stale = 0

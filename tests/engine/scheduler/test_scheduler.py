@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import get_args
 
 import pytest
@@ -13,6 +14,7 @@ from engine.config import Policy, SchedulerConfig
 from engine.errors import ContextLengthExceeded, Failure, InvalidParameter
 from engine.kv_cache.pool import BlockPool
 from engine.scheduler import Scheduler
+from engine.scheduler.sequence import Sequence
 from engine.types import Adapter, EngineOutput, Request, SamplingParams, StepPlan, StepResult
 from tests.engine.fakes import EOS
 
@@ -292,6 +294,17 @@ def count_lines(function: Callable[[], object]) -> int:
     return count
 
 
+def reachable(root: object) -> list[object]:
+    """What an object keeps in memory, other than classes, functions and modules."""
+    found, waiting = {id(root): root}, [root]
+    while waiting:
+        for each in gc.get_referents(waiting.pop()):
+            if id(each) not in found and not isinstance(each, (type, FunctionType, ModuleType)):
+                found[id(each)] = each
+                waiting.append(each)
+    return list(found.values())
+
+
 def _decoding(num_running: int, num_waiting: int = 0) -> Scheduler:
     scheduler = make(num_running * 8, 16, max_num_seqs=num_running)
     for index in range(num_running + num_waiting):
@@ -318,6 +331,16 @@ def test_those_who_wait_cost_nothing_a_step() -> None:
     run(crowded)
     assert len(crowded._state.waiting._heap) < 1_000
     assert count_lines(lambda: run(crowded)) <= count_lines(lambda: run(alone)) + 20
+
+
+def test_the_queue_lets_go_of_those_who_are_aborted() -> None:
+    scheduler = make()
+    for number in range(65):
+        scheduler.add(request(str(number)))
+    for number in range(65):
+        scheduler.abort(str(number))
+    queue = scheduler._state.waiting
+    assert not any(isinstance(each, Sequence) for each in reachable(queue))
 
 
 def test_a_long_prompt_that_finds_no_room_is_looked_up_once() -> None:
