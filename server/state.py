@@ -279,7 +279,7 @@ class ServerState:
             raise bad_field(param, problem)
         if self.failure is not None:
             raise unavailable()
-        self._check_awake()
+        self._check_awake(caller)
         if not self.images.can_reserve(media_bytes):
             self.metrics.record_rejected("images", caller.tenant)
             most = self.images.max_in_flight_bytes >> 20
@@ -289,8 +289,12 @@ class ServerState:
         self.images.reserve(media_bytes)
 
     def check_capacity(self, caller: Caller) -> None:
-        """Raise what ``admit`` would raise for one sequence, before any work is done for it."""
-        self._check_awake()
+        """Refuse early what ``admit`` would refuse, before any work is done for it.
+
+        Raises:
+            ApiError: 503, the queue has no room for one more sequence, or the engine sleeps.
+        """
+        self._check_awake(caller)
         if not self.admission.can_admit(1, caller):
             self._reject("queue_full", caller.tenant)
 
@@ -298,10 +302,10 @@ class ServerState:
         """Undo ``admit`` as sequences finish."""
         self.admission.release(num_sequences, caller)
 
-    def _check_awake(self) -> None:
+    def _check_awake(self, caller: Caller) -> None:
         """Raise ApiError (503) while the engine sleeps or changes state: it would refuse too."""
         if self.engine.activity in ("falling_asleep", "asleep", "waking"):
-            self.metrics.record_rejected("asleep")
+            self.metrics.record_rejected("asleep", caller.tenant)
             raise asleep()
 
     def _reject(self, reason: str, tenant: str = "") -> NoReturn:

@@ -22,6 +22,8 @@ from engine.errors import (
 )
 from engine.paths import default_model_dir
 from engine.types import RequestTimings
+from server.access.caller import Caller
+from server.errors import ApiError
 from tests.server.asgi import running_app
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -236,6 +238,17 @@ async def test_more_sequences_than_the_queue_holds_are_refused_for_good(
             "and waiting sequences is 5"
         )
         assert await app.metric("admission_rejections_total") == 0
+
+
+async def test_a_tenant_that_is_turned_away_by_a_sleeping_server_is_counted() -> None:
+    async with running_app() as app:
+        app.engine.activity = "asleep"
+        with pytest.raises(ApiError, match="asleep"):
+            app.state.check_capacity(Caller("anna"))
+        with pytest.raises(ApiError, match="asleep"):
+            app.state.admit(1, Caller("anna"))
+        assert await app.metric("admission_rejections_total") == 2
+        assert await app.metric("tenant_rejections_total") == 2
 
 
 async def test_timings_become_histograms() -> None:
