@@ -32,9 +32,8 @@ class Dashboard:
 
     def __init__(self, state: ServerState) -> None:
         self.page = Page()
-        self.pollers = [
-            SnapshotPoller(state, engine) for engine in state.engine.members
-        ]  # by number
+        # By number.
+        self.pollers = [SnapshotPoller(state, i) for i in range(len(state.engine.members))]
 
     def close(self) -> None:
         """Stop taking snapshots."""
@@ -84,7 +83,7 @@ async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
             snapshot,
             poller.unread_s,
             max_running=server.settings.max_num_seqs,
-            restarts=server.metrics.values.engines[engine].num_restarts,
+            restarts=poller.num_restarts,
         )
     return json_response(state, {"cache-control": "no-store"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import hashlib
 import json
 import re
@@ -19,11 +20,13 @@ from typing import Any
 import pytest
 import yaml
 
+from engine.errors import EngineDead
 from engine.snapshot import BlockMap, Phase, RequestRecord, Snapshot
 from engine.stats import EngineStats
 from server.dashboard import poller
+from server.metrics import MetricValues
 from server.settings import Settings
-from tests.server.asgi import running_app
+from tests.server.asgi import FakeEngine, running_app
 from tests.servers import Server, running_server
 
 FLAGS = ("--load-format", "stub", "--stub-step-ms", "3", "--max-num-seqs", "4")
@@ -201,6 +204,41 @@ async def test_a_step_that_takes_long_is_told_so_and_asked_about_once(
         application.engine.show(snapshot_of(time.monotonic()))
         await asyncio.sleep(0.05)
         assert json.loads((await application.get(STATE)).body)["status"] == "serving"
+
+
+async def test_an_engine_that_dies_while_nobody_waits_for_it_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(poller, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(poller, "_MIN_INTERVAL_S", 0.0)
+    dies = asyncio.Event()
+
+    async def snapshot(engine: FakeEngine) -> Snapshot:
+        await dies.wait()
+        raise EngineDead("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEngine, "snapshot", snapshot)
+        async with running_app() as application:
+            assert json.loads((await application.get(STATE)).body)["status"] == "busy"
+            dies.set()
+            await asyncio.sleep(0)  # the engine dies after the page has given up
+            assert json.loads((await application.get(STATE)).body)["status"] == "restarting"
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_restarts_are_those_that_the_whole_server_has_seen() -> None:
+    async with running_app() as application:
+        total = MetricValues.zero()
+        total.engines[0].num_restarts = 3  # by the supervisor of several API workers
+
+        async def gather() -> MetricValues:
+            return total
+
+        application.state.gather_metrics = gather
+        application.engine.show(snapshot_of(time.monotonic()))
+        assert json.loads((await application.get(STATE)).body)["totals"]["restarts"] == 3
 
 
 async def test_an_engine_that_loads_is_told_so() -> None:
