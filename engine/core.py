@@ -266,16 +266,16 @@ class EngineCore:
             SleepRefused: there is work, or the engine is asleep.
             ModelLoadError: the new weights cannot be used; the old ones continue to serve.
         """
-        resting = self._put_runner_to_sleep(0)
-        self._sleeping_runner = resting  # until there is a runner again
+        sleeping = self._put_runner_to_sleep(0)
+        self._sleeping_runner = sleeping  # until there is a runner again
         try:
-            fresh = resting.with_weights(model)
+            fresh = sleeping.with_weights(model)
         except Exception as error:  # including out of memory
             if not isinstance(error, EngineDead):
                 self.wake()
             raise
         self._sleeping_runner = fresh
-        del resting
+        del sleeping
         collect_all()  # frees the old weights before the KV cache is allocated again
         fresh.release()
         self.wake()
@@ -340,13 +340,13 @@ class EngineCore:
             raise SleepRefused("Requests are being served.", code="busy")
         if self._sleeping_runner is not None:
             raise SleepRefused("The engine is asleep; wake it first.", code="asleep")
-        resting = self._runner.sleep(level)
+        sleeping = self._runner.sleep(level)
         self._runner = NullRunner(self._info)
         self._intake.attach_runner(self._runner)
         self._pool.reset_prefix_cache()
         collect_all()
-        resting.release()
-        return resting
+        sleeping.release()
+        return sleeping
 
     def _attach_runner(self, runner: Runner) -> None:
         """Install a runner that holds no sequences."""

@@ -85,7 +85,7 @@ class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile", array_like=Tr
     """To the engine: stop recording. It answers."""
 
 
-class GetSnapshot(msgspec.Struct, frozen=True, tag="look", array_like=True):
+class GetSnapshot(msgspec.Struct, frozen=True, tag="get_snapshot", array_like=True):
     """To the engine: send a snapshot. It answers, and records its steps for a while."""
 
 
@@ -147,12 +147,12 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     sent_s: float  # time.monotonic(); the newest of several clients' snapshots is the valid one
 
 
-class ControlReply(msgspec.Struct, frozen=True, tag="answered", array_like=True):
+class ControlReply(msgspec.Struct, frozen=True, tag="control_reply", array_like=True):
     """From the engine: the reply to a control request. They are answered in order."""
 
     trace: Trace | None  # the one that a StopProfile has ended
     failure: Failure | None
-    snapshot: Snapshot | None = None  # the one that a Look has requested
+    snapshot: Snapshot | None = None  # the one that a GetSnapshot has requested
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", array_like=True):

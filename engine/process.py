@@ -2,9 +2,10 @@
 
     API process                                   engine process (engine/worker.py)
     SubprocessClient ── Configure, Submit, Abort, Shutdown ──►  EngineLoop ─ EngineCore
-           ▲        StartProfile, StopProfile, Sleep, Wake, Reload   │
-           │                  one socket pair                        │
-           └─────── Loading, Ready, Output, Answered, Fatal ◄────────┘
+           ▲             Ping and all ControlRequests                │
+           │                   one socket pair                       │
+           │          Loading, Ready, Begun, Output, Pong,           │
+           └────────────────── ControlReply, Fatal ◄─────────────────┘
 
 Each side learns of the other's death by end-of-file. For several API processes that share an
 engine, see ``engine/shared.py``. Nothing here imports the tensor library.

@@ -114,7 +114,7 @@ class RemoteClient(ControlMethods):
         return self._streams.num_tokens
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``watcher`` when the engine dies, returns, is given up, or changes its activity.
+        """Call ``listener`` when the engine dies, returns, is given up, or changes its activity.
 
         To be called before ``start``.
         """
@@ -174,8 +174,8 @@ class RemoteClient(ControlMethods):
         self._streams.fail_all(error)
 
     def _notify_listeners(self) -> None:
-        for watcher in self._change_listeners:
-            watcher()
+        for listener in self._change_listeners:
+            listener()
 
     def _handle_output(self, message: Output | Begun) -> None:
         if isinstance(message, Begun):

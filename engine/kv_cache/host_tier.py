@@ -1,10 +1,11 @@
 """The host tier: which slots of host memory hold which evicted KV blocks.
 
-                 leave                    landed                 hold
-      free ────────────────► coming ──────────────► kept ◄────────────────► held
-       ▲                       │                     │         let go
-       └───────────────────────┴─────────────────────┘
-                 void               makes room (the one used longest ago)
+             offload              complete_offloads              hold
+      free ───────────► pending ─────────────────────► evictable ─────► held
+       ▲                   │                             │  ▲            │
+       │  cancel_offloads  │                             │  └──release───┘
+       └───────────────────┘     offload another block ──┘
+                                 (the one used longest ago becomes pending)
 
 A block with a reusable prefix is *offloaded* when it is evicted from the device, and *loaded* into
 a fresh block when a sequence needs that prefix. Slots are identified by the same digests as blocks

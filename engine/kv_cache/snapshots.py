@@ -5,17 +5,17 @@ A recurrent layer can start only where its state was copied. A snapshot is a cop
 all layers at the end of a full block, identified by that block's digest in the prefix cache. So the
 part of a prefix that can be reused is a run of cached blocks with a snapshot at its end.
 
-                take                    landed
-    free ──────────────► coming ───────────────────► found ──┐ taken for another: the oldest first,
-      ▲                    │ void                      │     │ those in passing before all others
-      └────────────────────┴───────────────────────────┴─────┘
+               reserve                 complete
+    free ──────────────► pending ──────────────────► usable ──┐
+      ▲                    │  ▲                               │ reserve another: the line of the
+      └───────cancel───────┘  └───────────────────────────────┘ oldest, of low priority first
 
 The runner copies states in plan order: restores before a step, saves after it. A line may therefore
 be taken for a new snapshot while a step that restores from it is still in flight.
 
-Snapshots *in passing* are made at the ends of a prompt's chunks. They only help a sequence that
-recomputes the same prompt, as after preemption. They are evicted before all others, and never evict
-one of those, until a sequence has continued from them.
+Snapshots of *low priority* are made in passing, at the ends of a prompt's chunks. They only help a
+sequence that recomputes the same prompt, as after preemption. They are evicted before all others,
+and never evict one of those, until a sequence has continued from them.
 
 No torch: lines are just numbers here.
 """

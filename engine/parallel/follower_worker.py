@@ -1,12 +1,12 @@
-"""A follower rank's part of a model, and how it rests and wakes.
+"""A follower rank's part of a model, and how it sleeps and wakes.
 
-    awake ──Rest──► resting ──Wake──► awake
-                     │   ▲
-                     │   └─ Settle: the new shard, or the old one
-                     └─Reread──► two shards side by side
+    awake ──Sleep──► asleep ──Wake──► awake
+                     │    ▲
+                     │    └─ FinishReload: the new shard, or the old one
+                     └─ReadWeights──► two shards side by side
 
 The connections to other ranks persist throughout. A rank that fails at a task reports it and keeps
-resting, so that rank 0 can bring all ranks back to the same state.
+sleeping, so that rank 0 can bring all ranks back to the same state.
 """
 
 from __future__ import annotations

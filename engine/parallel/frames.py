@@ -26,7 +26,7 @@ class Join(msgspec.Struct, frozen=True, tag="join", array_like=True):
     address: str  # of its machine, for the others
 
 
-class AllocateCache(msgspec.Struct, frozen=True, tag="serve", array_like=True):
+class AllocateCache(msgspec.Struct, frozen=True, tag="allocate_cache", array_like=True):
     """To a rank that has loaded: the cache size that fits on all ranks."""
 
     num_blocks: int
@@ -36,25 +36,25 @@ class AllocateCache(msgspec.Struct, frozen=True, tag="serve", array_like=True):
     num_snapshots: int = 0  # of recurrent states
 
 
-class StoreValue(msgspec.Struct, frozen=True, tag="posted", array_like=True):
+class StoreValue(msgspec.Struct, frozen=True, tag="store_value", array_like=True):
     """To and from a rank: a value that ranks publish in order to find each other."""
 
     key: str
     value: bytes
 
 
-class RendezvousDone(msgspec.Struct, frozen=True, tag="met", array_like=True):
+class RendezvousDone(msgspec.Struct, frozen=True, tag="rendezvous_done", array_like=True):
     """From a rank: it has met the others. To a rank of several machines: all have."""
 
 
-class SwapBlocks(msgspec.Struct, frozen=True, tag="exchange", array_like=True):
+class SwapBlocks(msgspec.Struct, frozen=True, tag="swap_blocks", array_like=True):
     """To a rank: copy blocks to host slots and then from them, before anything is written."""
 
     offloads: bytes  # [o, 2]: block, slot
     loads: bytes  # [l, 2]: slot, block
 
 
-class CopyBlocks(msgspec.Struct, frozen=True, tag="copy", array_like=True):
+class CopyBlocks(msgspec.Struct, frozen=True, tag="copy_blocks", array_like=True):
     """To a rank: copy blocks, before the next pass writes."""
 
     pairs: bytes  # [c, 2]: source, target
@@ -86,7 +86,7 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     graph: GraphKey | None = None  # which captured step computes it; None: it is not captured
 
 
-class CaptureStep(msgspec.Struct, frozen=True, tag="capture", array_like=True):
+class CaptureStep(msgspec.Struct, frozen=True, tag="capture_step", array_like=True):
     """To a rank: capture a step as all ranks do at once."""
 
     graph: GraphKey
@@ -98,30 +98,30 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=Tr
     adapter: Adapter
 
 
-class ComputeLogits(msgspec.Struct, frozen=True, tag="score", array_like=True):
+class ComputeLogits(msgspec.Struct, frozen=True, tag="compute_logits", array_like=True):
     """To a rank of the first stage: compute logits of rows that rank 0 broadcasts."""
 
     num_rows: int
 
 
-class Sleep(msgspec.Struct, frozen=True, tag="rest", array_like=True):
+class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
     """To a rank: free its cache, and weights according to the level (``Runner.sleep``)."""
 
     level: int
 
 
 class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
-    """To a resting rank: allocate a cache again, and bring its weights back to the device."""
+    """To a sleeping rank: allocate a cache again, and bring its weights back to the device."""
 
 
-class ReadWeights(msgspec.Struct, frozen=True, tag="reread", array_like=True):
-    """To a resting rank: read its shard of other weights, and keep the current ones as well."""
+class ReadWeights(msgspec.Struct, frozen=True, tag="read_weights", array_like=True):
+    """To a sleeping rank: read its shard of other weights, and keep the current ones as well."""
 
     model: str  # their directory or file
     generation: int
 
 
-class FinishReload(msgspec.Struct, frozen=True, tag="settle", array_like=True):
+class FinishReload(msgspec.Struct, frozen=True, tag="finish_reload", array_like=True):
     """To a rank that has read other weights: which of the two it keeps."""
 
     adopt: bool  # the new ones
@@ -143,12 +143,12 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared", array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
-    """From a rank: it rests, is awake, has read, or has captured."""
+    """From a rank: it is asleep, is awake, has read, or has captured."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """From a rank: why it could not load, as the last message; or not wake or read, while it
-    keeps resting; or not capture."""
+    keeps sleeping; or not capture."""
 
     message: str
 

@@ -182,7 +182,7 @@ class Team:
         """End the other ranks. Idempotent; also called when the team is garbage-collected."""
         self._end()
 
-    # ------------------------------------------------------------ rests
+    # ------------------------------------------------------------ sleep
 
     def sleep(self, level: int) -> None:
         """Make all ranks free their caches, and weights according to the level (``Runner.sleep``).

@@ -19,7 +19,7 @@ from engine.parallel.compatibility import NodeFingerprint
 MessageT = TypeVar("MessageT")
 
 
-class RegisterRank(msgspec.Struct, frozen=True, tag="enlist", array_like=True):
+class RegisterRank(msgspec.Struct, frozen=True, tag="register_rank", array_like=True):
     """To node 0: a rank that wants to join."""
 
     node: int
@@ -29,14 +29,14 @@ class RegisterRank(msgspec.Struct, frozen=True, tag="enlist", array_like=True):
     fingerprint: NodeFingerprint
 
 
-class Accepted(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
+class Accepted(msgspec.Struct, frozen=True, tag="accepted", array_like=True):
     """To a node: the rest of this connection is for its rank."""
 
     rank: int
     num_ranks: int  # per node
 
 
-class Rejected(msgspec.Struct, frozen=True, tag="refused", array_like=True):
+class Rejected(msgspec.Struct, frozen=True, tag="rejected", array_like=True):
     """To a node, as the last message."""
 
     reason: str

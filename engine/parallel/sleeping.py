@@ -1,4 +1,4 @@
-"""A sharded model at rest: all ranks rest and wake together."""
+"""A sharded model asleep: all ranks sleep and wake together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SleepingTeam:
         self._team.sleep(self._level)
 
     def wake(self) -> Runner:
-        """See ``SleepingRunner.wake``. If one rank cannot, all rest again. Raises EngineDead
+        """See ``SleepingRunner.wake``. If one rank cannot, all sleep again. Raises EngineDead
         too."""
         try:
             return self._own.wake()

@@ -27,7 +27,7 @@ class EncoderRunner:
         info: what was loaded.
         model: the encoder.
         dense: the layers that its pooled vectors go through; None: there are none.
-        make_sleeping: makes what the runner leaves behind at a level of rest.
+        make_sleeping: makes what the runner leaves behind when it sleeps at a level.
     """
 
     def __init__(

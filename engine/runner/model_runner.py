@@ -76,7 +76,7 @@ class ModelRunner:
         host: KV blocks in host memory; None: there are none.
         snapshots: of the rows' recurrent states; None: the model has none.
         media: reads the images and audio of prompts; None: the model takes none.
-        make_sleeping: makes what the runner leaves behind at a level of rest.
+        make_sleeping: makes what the runner leaves behind when it sleeps at a level.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ no order, no limits. It neither reorders nor drops rows.
    this row sampled last, which the scheduler has not seen yet. No two rows write the same slot. No
    row writes to a block that another sequence references, except to rewrite the same contents when
    a row is recomputed from its first token.
-8. Rows with ``samples``: sample the next token. It is a function of the row's logits, sampling
+8. Rows with ``is_sampled``: sample the next token. It is a function of the row's logits, sampling
    parameters, output so far, seed and position alone, never of the rest of the batch.
 9. Rows with ``num_passes`` above 1: compute the sampled token at the next position and sample
    again, until the row has computed ``num_passes`` tokens. Its blocks have room for them. A runner
@@ -76,7 +76,7 @@ class LaunchedStep(Protocol):
     def result(self) -> StepResult:
         """Wait until the step is computed and return its result. Called once.
 
-        Every row with ``samples`` is in the result, either as an id with tokens, in the order of
+        Every row with ``is_sampled`` is in the result, either as an id with tokens, in the order of
         the plan's rows, or as an error.
 
         Raises:
@@ -135,7 +135,7 @@ class Runner(Protocol):
         moves those on a GPU to host memory, level 2 keeps none.
 
         Raises:
-            SleepRefused: this runner cannot rest; it stays usable.
+            SleepRefused: this runner cannot sleep; it stays usable.
         """
         ...
 
@@ -158,7 +158,7 @@ class SleepingRunner(Protocol):
     def with_weights(self, model: str) -> SleepingRunner:
         """Return the same model with the weights in the directory ``model``.
 
-        They are read while the resting weights are kept; both are in memory until this object is
+        They are read while the sleeping weights are kept; both are in memory until this object is
         dropped.
 
         Raises:

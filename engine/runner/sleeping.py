@@ -1,11 +1,11 @@
-"""Models at rest: their memory is freed, and they can serve again.
+"""Sleeping models: their memory is freed, and they can serve again.
 
-    runner ──rest──► resting model ──wake──► another runner
-    KV cache, graphs      │                  KV cache and graphs made anew
-    weights (level 2)     └─exchanged──► the same model with other weights
+    runner ──sleep──► sleeping model ──wake──► another runner
+    KV cache, graphs        │                  KV cache and graphs made anew
+    weights (level 2)       └─with_weights──► the same model with other weights
 
 A runner consists of what was loaded and of what is made for it: the KV cache, row tables and
-captured steps, which hold addresses of both. To rest, the runner is dropped as a whole, so that
+captured steps, which hold addresses of both. To sleep, the runner is dropped as a whole, so that
 nothing that remains can point into freed memory.
 """
 

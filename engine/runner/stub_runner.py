@@ -107,7 +107,7 @@ class StubRunner:
 
 
 class _SleepingStub:
-    """A resting stub, which wakes as the same stub."""
+    """A sleeping stub, which wakes as the same stub."""
 
     def __init__(self, runner: StubRunner) -> None:
         self._runner = runner

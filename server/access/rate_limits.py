@@ -82,7 +82,7 @@ class RateLimitStore:
             if there == _NO_NAME:
                 self._bytes[offset : offset + _NAME_BYTES] = digest
                 return offset
-        raise RuntimeError("there have been more tenants than the ledger has records")
+        raise RuntimeError("there have been more tenants than there are records")
 
     def _clear_stale_requests(self) -> None:
         """Clear the requests of a dead worker whose place this one takes."""
@@ -92,7 +92,7 @@ class RateLimitStore:
 
 
 class TenantRecord:
-    """One tenant's record, valid while the ledger's block runs."""
+    """One tenant's record, valid within the block of ``RateLimitStore.record``."""
 
     __slots__ = ("_bytes", "_counts", "_num_workers", "_offset", "_worker")
 

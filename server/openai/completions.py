@@ -142,7 +142,7 @@ class CompletionCall:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """The response as server-sent events, without the closing ``[DONE]``."""
-        # Characters sent so far, by choice; a choice that has not begun is absent.
+        # The length of the echoed prompt, by choice; a choice that has not begun is absent.
         offsets: dict[int, int] = {}
         tells_usage = self._body.continuous_usage
         with self._generation() as generation:

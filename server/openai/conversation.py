@@ -5,7 +5,7 @@ All endpoints that continue a conversation share it: they translate their body i
 
     conversation = await Conversation.prepare(state, caller, body)
     with conversation.generation() as generation:
-        async for turns in conversation.turns(generation):
+        async for turns in conversation.parsed_steps(generation):
             for choice, parts, delta in turns: ...
     generation.choices[0].finish_reason, generation.usage
 """

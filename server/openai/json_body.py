@@ -90,7 +90,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _read_int(digits: str) -> int | float:
-    # A placeholder for the number, which _unusable finds and names.
+    # A placeholder for the number, which ``_invalid_values`` finds and names.
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 

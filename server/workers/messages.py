@@ -19,27 +19,27 @@ class Setup(msgspec.Struct, frozen=True, tag="setup", array_like=True):
     index: int  # the worker's index, from 0
 
 
-class MetricsRequest(msgspec.Struct, frozen=True, tag="ask", array_like=True):
+class MetricsRequest(msgspec.Struct, frozen=True, tag="metrics_request", array_like=True):
     """To a worker: request for its metrics."""
 
 
-class WorkerMetrics(msgspec.Struct, frozen=True, tag="told", array_like=True):
+class WorkerMetrics(msgspec.Struct, frozen=True, tag="worker_metrics", array_like=True):
     """From a worker: its own metrics."""
 
     values: MetricValues
 
 
-class GatherRequest(msgspec.Struct, frozen=True, tag="gather", array_like=True):
+class GatherRequest(msgspec.Struct, frozen=True, tag="gather_request", array_like=True):
     """From a worker that is being scraped: request for the metrics of all workers."""
 
 
-class GatheredMetrics(msgspec.Struct, frozen=True, tag="gathered", array_like=True):
+class GatheredMetrics(msgspec.Struct, frozen=True, tag="gathered_metrics", array_like=True):
     """To that worker: the sum over all workers, including those that have ended."""
 
     values: MetricValues
 
 
-class EngineLost(msgspec.Struct, frozen=True, tag="given_up", array_like=True):
+class EngineLost(msgspec.Struct, frozen=True, tag="engine_lost", array_like=True):
     """To a worker: one of several engines is gone for good."""
 
     engine: int

@@ -80,7 +80,7 @@ def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> 
     engine = make_client(engines, prefix_caching=settings.enable_prefix_caching)
     directory = Path(setup.directory)
     shared = SharedState(
-        rate_limits=RateLimitStore(directory / "ledger", setup.index, settings.api_workers),
+        rate_limits=RateLimitStore(directory / "rate_limits", setup.index, settings.api_workers),
         adapters=AdapterTable(directory / "adapters"),
     )
     app = create_app(settings, engine, shared)
