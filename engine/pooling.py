@@ -24,9 +24,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     kind: PoolingKind = "last"
     dimensions: int | None = None  # keep only the first ones; None: all
     normalize: bool = True  # scale to length 1, after truncation
-    use_score_head: bool = (
-        False  # return the classification head's raw output instead of an embedding
-    )
+    # Return the classification head's raw output instead of an embedding.
+    use_score_head: bool = False
     second_start: int | None = None  # for a pair of texts in one prompt: where the second begins
     # Instead of a head's output: the logit of the first of these tokens, less that of the second.
     score_tokens: tuple[int, ...] = ()

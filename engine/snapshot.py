@@ -98,7 +98,6 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     stats: EngineStats
     steps: tuple[StepRecord, ...]  # the most recent, newest last
     seconds: tuple[SecondRecord, ...]  # the most recent in which a step ended, newest last
-    requests: tuple[
-        RequestRecord, ...
-    ]  # running, then the first waiting, then the most recently ended
+    # Running, then the first waiting, then the most recently ended.
+    requests: tuple[RequestRecord, ...]
     blocks: BlockMap

@@ -83,9 +83,8 @@ class EngineSupervisor:
         self._on_death = on_death
         self._spare = child  # not configured yet
         self._child: Child | None = None
-        self._current_link: EngineLink | None = (
-            None  # link to the current child, also while it loads
-        )
+        # To the current child, also while it loads.
+        self._current_link: EngineLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._crashes = CrashLimit()
         self.link: EngineLink | None = None  # the same link, once requests may be sent

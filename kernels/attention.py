@@ -55,14 +55,12 @@ class AttentionSpec:
     softcap: float | None = None
     has_sinks: bool = False
     has_slopes: bool = False
-    chunk_size: int | None = (
-        None  # some layers' queries see their own chunk of so many positions alone
-    )
+    # Some layers' queries see their own chunk of so many positions alone.
+    chunk_size: int | None = None
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
     cache_dtype: torch.dtype | None = None  # of the codes that the cache holds; None: it has dtype
-    has_recurrent_layers: bool = (
-        False  # some layers keep a state of each sequence, and do not attend
-    )
+    # Some layers keep a state of each sequence, and do not attend.
+    has_recurrent_layers: bool = False
     has_attention_layers: bool = True  # False: heads and windows are those of no layer
     has_experts: bool = False  # some layers are mixtures of experts
     is_bidirectional: bool = False  # queries of a chunk may see positions of it behind their own
@@ -114,12 +112,9 @@ class LayerAttention:
     softcap: float | None = None  # c * tanh(x / c), as in Gemma 2
     # [num_heads] float32, as in GPT-OSS
     sinks: torch.Tensor | None = field(default=None, compare=False)
-    chunk_size: int | None = (
-        None  # no attention before the query's own chunk of positions (Llama 4)
-    )
-    is_bidirectional: bool = (
-        False  # queries attend up to the step's ``query_ends``, if there are any
-    )
+    chunk_size: int | None = None  # queries see their own chunk of positions alone (Llama 4)
+    # Queries attend up to the step's ``query_ends``, if there are any.
+    is_bidirectional: bool = False
     reads_source: bool = False  # queries attend to all of the source, and to nothing else
     # [num_heads] float32; None: no bias
     slopes: torch.Tensor | None = field(default=None, compare=False)
@@ -196,9 +191,8 @@ class BatchGeometry:
     slots: np.ndarray  # [num_rows] int32, each row's line of the tables
     tables: np.ndarray  # [lines, width] int32, block ids; arbitrary where unused
     device: DeviceGeometry
-    query_ends: np.ndarray | None = (
-        None  # [num_tokens] int32; None: queries attend up to themselves
-    )
+    # [num_tokens] int32; None: queries attend up to themselves.
+    query_ends: np.ndarray | None = None
 
     @classmethod
     def of(

@@ -77,9 +77,7 @@ class ImageWaitQueue:
         self._head: Request | None = None  # the request whose images are being read
         self._reading: _Reading | None = None
         self._is_full = False
-        self._cells_by_tenant: Counter[str] = (
-            Counter()
-        )  # cells read by tenant, while any request waits
+        self._cells_by_tenant: Counter[str] = Counter()  # read while any request waits
         self._ready: list[ReadyRequest] = []  # during this turn
 
     def __len__(self) -> int:

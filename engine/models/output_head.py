@@ -33,9 +33,8 @@ def read_head(reader: ConfigReader) -> OutputHeadSpec:
     if names and names[0].endswith("ForSequenceClassification"):
         return OutputHeadSpec(False, labels or len(by_id) or _USUAL_LABELS, sigmoid)
     name = names[0] if names else ""
-    return OutputHeadSpec(
-        is_generative=not name.endswith("Model") or "Head" in name
-    )  # GPT2LMHeadModel
+    # The second condition is for GPT2LMHeadModel.
+    return OutputHeadSpec(is_generative=not name.endswith("Model") or "Head" in name)
 
 
 def with_head(spec: DecoderSpec, reader: ConfigReader) -> DecoderSpec:

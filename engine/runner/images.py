@@ -45,12 +45,9 @@ class StepImages(NamedTuple):
 
     tokens: StepImageEmbeddings | None = None  # None: no token of the step is in an image
     places: np.ndarray | None = None  # [n] int32, those of ``tokens``, on the host
-    attention_ends: AttentionEnds | None = (
-        None  # how far tokens attend; None: plain causal attention
-    )
-    rotary_positions: RotaryPositions | None = (
-        None  # None: the rotary positions are the tokens' positions
-    )
+    # How far tokens attend; None: plain causal attention.
+    attention_ends: AttentionEnds | None = None
+    rotary_positions: RotaryPositions | None = None  # None: they are the tokens' positions
 
 
 NO_IMAGES = StepImages()
@@ -83,9 +80,7 @@ class MediaEmbedder:
         self._max_cells = max_cells
         self._num_cells = 0
         self._pinned: Set[bytes] = frozenset()  # digests that must not be evicted
-        self._cache: OrderedDict[bytes, ImageEmbeddings] = (
-            OrderedDict()
-        )  # least recently used first
+        self._cache: OrderedDict[bytes, ImageEmbeddings] = OrderedDict()  # oldest use first
 
     def has_image_tokens(self, batch: HostBatch) -> bool:
         """Return whether the step has a token of an image."""

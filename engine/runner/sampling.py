@@ -34,9 +34,8 @@ class StepMasks(NamedTuple):
     is_masked: bool  # whether any row is constrained
     failures: dict[int, Failure]  # why rows cannot continue, by sampling row
     deferred: dict[int, MaskedRow]  # rows whose line is not written yet, by sampling row
-    stamped: Mapping[int, int] = MappingProxyType(
-        {}
-    )  # the first timestamp of rows with timestamps, by sampling row
+    # The first timestamp of rows with timestamps, by sampling row.
+    stamped: Mapping[int, int] = MappingProxyType({})
 
 
 class Sampler:

@@ -12,9 +12,8 @@ from engine.types import Request
 
 Bits = np.ndarray  # [ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is token i
 
-_MAX_CHECKED_WORDS = (
-    8  # up to this many words are checked one by one before a whole line is rewritten
-)
+# Up to so many words are checked one by one before a whole line is rewritten.
+_MAX_CHECKED_WORDS = 8
 
 
 class Constraint:

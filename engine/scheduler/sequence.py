@@ -52,9 +52,8 @@ class Sequence:
 
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens with cached keys and values, counting the steps planned so far
-    num_confirmed: int = (
-        0  # a lower bound on how many of them have been computed by completed steps
-    )
+    # A lower bound on how many of them have been computed by completed steps.
+    num_confirmed: int = 0
     num_pending: int = 0  # tokens that planned steps will sample, beyond token_ids
     num_extra_passes: int = 0  # of those, sampled by later passes of the next step to complete
     draft_ids: tuple[int, ...] = ()  # drafts being verified by the next step to complete

@@ -68,12 +68,9 @@ class StepBuilder:
     def __init__(self, budget: int, decode_slots: int, prompt_budget: int) -> None:
         self.budget = budget  # tokens left in the step
         self.prompt_budget = prompt_budget  # of these, at most this many for prompts
-        self.decode_slots = (
-            decode_slots  # rows left for running sequences that compute a single token
-        )
-        self.throttled_budget = max(
-            1, budget // _THROTTLE_DIVISOR
-        )  # tokens left for yielding prompts
+        self.throttled_budget = max(1, budget // _THROTTLE_DIVISOR)  # and for yielding prompts
+        # Rows left for running sequences that compute a single token.
+        self.decode_slots = decode_slots
         self.rows = PlanRows()
         self.seqs: list[Sequence] = []  # one per row
         self.added: list[AddedRow] = []

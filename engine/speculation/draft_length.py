@@ -48,9 +48,8 @@ class Acceptance:
         self._prior = prior
         self._weight = weight
         self._decay = decay
-        self._idle_decay = (
-            1.0 - (1.0 - decay) / 4
-        )  # slower, since unseen drafts may well be as before
+        # Slower, since unseen drafts may well be as before.
+        self._idle_decay = 1.0 - (1.0 - decay) / 4
         self._successes = 0.0
         self._trials = 0.0
 

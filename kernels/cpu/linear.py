@@ -79,9 +79,8 @@ class PanelLinear(ABC):
         self._dtype = dtype
         self._library, self._amx = _library()
         self._product: str  # name of the native function
-        self._weight_args: tuple[
-            int | float | None, ...
-        ]  # addresses of the weight's parts, then of the bias
+        # Addresses of the weight's parts, then of the bias.
+        self._weight_args: tuple[int | float | None, ...]
 
     @abstractmethod
     def panels(self) -> Panels:

@@ -108,9 +108,8 @@ def quantise_mxfp4(weight: torch.Tensor) -> PackedWeight:
     middles = (levels[1:] + levels[:-1]) / 2
     for rows in _row_ranges(weight):
         values = _in_groups(weight[rows], _MX_GROUP_SIZE)
-        _, exponents = torch.frexp(
-            _nonzero_scales(values.abs().amax(2))
-        )  # one more than the logarithm
+        # Exponents are one more than the logarithm.
+        _, exponents = torch.frexp(_nonzero_scales(values.abs().amax(2)))
         scales[rows] = torch.ldexp(torch.ones_like(values[:, :, 0]), exponents - 3)
         nearest = torch.bucketize(values.abs() / scales[rows][:, :, None], middles)
         nearest += 8 * (values < 0)

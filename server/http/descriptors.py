@@ -13,9 +13,8 @@ import sys
 # For what the server opens besides connections: its databases and logs, the engine's sockets, the
 # sandboxes' pipes, downloads of images. An idle server has 17 open.
 _RESERVED = 64
-_MAX_LIMIT = (
-    2**20
-)  # some systems allow a billion, and some programs close each one before they start
+# Some systems allow a billion, and some programs close each one before they start.
+_MAX_LIMIT = 2**20
 
 
 def raise_limit() -> None:

@@ -93,6 +93,5 @@ class ToolCallEmitter:
             self._pending.append(part)
         else:
             self._emit(part)
-            self._source.checkpoint = (
-                self._source.position
-            )  # emitted input cannot become text any more
+            # Emitted input cannot become text any more.
+            self._source.checkpoint = self._source.position

@@ -72,9 +72,7 @@ class Supervisor:
         ]
         self._lost_engines: set[int] = set()  # numbers of engines
         self._workers: dict[int, _Worker] = {}  # by the index of their socket
-        self._ended_values = MetricValues.zero(
-            len(configs)
-        )  # the counts of workers that have ended
+        self._ended_values = MetricValues.zero(len(configs))  # of workers that have ended
         self._ending = False
         self.failure: EngineError | None = None  # why the server had to end
 

@@ -81,9 +81,8 @@ def test_tokens_are_taken_before_and_settled_after() -> None:
     assert left() == "30"
     assert int(refused(anna.charge, 40).headers["retry-after"]) == 6
     charge.settle(UsageCounts(prompt_tokens=20, output_tokens=5))
-    charge.settle(
-        UsageCounts(prompt_tokens=20, output_tokens=5)
-    )  # a second settlement has no effect
+    # A second settlement has no effect.
+    charge.settle(UsageCounts(prompt_tokens=20, output_tokens=5))
     assert left() == "75"
     # A request of unstated size may use more than is available, and goes into debt.
     anna.charge(70).settle(UsageCounts(prompt_tokens=70, output_tokens=65))

@@ -41,9 +41,8 @@ class DraftHeadModules:
     embed: Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden_size]
     head: Head  # scores tokens
     head_spec: DecoderSpec  # how its scores are finished
-    draft_vocab_ids: (
-        torch.Tensor | None
-    )  # [num_scored] int64, the tokens; None: all, in their order
+    # [num_scored] int64, the tokens; None: all, in their order.
+    draft_vocab_ids: torch.Tensor | None
 
 
 class DraftHead:

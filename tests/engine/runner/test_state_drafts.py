@@ -141,9 +141,8 @@ def test_steps_with_drafts_are_recorded(model, monkeypatch):
         return graph
 
     monkeypatch.setattr(DecodePrograms, "find", watched)
-    monkeypatch.setattr(
-        programs, "_MIN_OCCURRENCES", 2
-    )  # occurrences of a batch size before it is captured
+    # Of a batch size, before it is captured.
+    monkeypatch.setattr(programs, "_MIN_OCCURRENCES", 2)
     requests = requests_of(max_tokens=40)
     expected = texts(make(model, dtype="bfloat16"), *requests)
     assert texts(make(model, Oracle(expected), dtype="bfloat16"), *requests) == expected
