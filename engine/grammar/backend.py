@@ -59,7 +59,7 @@ class Matcher(Protocol):
 
     @property
     def batch_matcher(self) -> BatchMatcher | None:
-        """The crew that can advance this text together with others; None: only one by one."""
+        """What can advance this text together with others; None: it is advanced by itself."""
         ...
 
 
@@ -70,7 +70,7 @@ MatcherRow = tuple[Matcher, Sequence[int], int, bool]
 
 
 class BatchMatchResult(NamedTuple):
-    """The result for a crew's rows, by index."""
+    """The result for a batch of rows, by index."""
 
     failures: dict[int, GrammarFailed]  # rows that cannot continue; their lines are meaningless
     deferred: list[int]  # rows whose masks are deferred, as checking a few tokens is cheaper

@@ -53,7 +53,7 @@ _TIME_BUDGET_PER_TOKEN_S = 0.005
 _EXPENSIVE_MASK_S = 400e-6
 # Most masks in a row that are not deferred after deferring was in vain.
 _MAX_SKIPPED_DEFERRALS = 31
-# Time per row that a crew may take before its rows are timed individually again; below it, no row
+# Time per row that a batch may take before its rows are timed individually again; below it, no row
 # took much more than a token's share.
 _TIME_BUDGET_PER_ROW_S = 0.0001
 
@@ -248,13 +248,13 @@ class LlguidanceBatchMatcher:
         choice, a mask allows one particular tokenisation of what must come, which checking a token
         would not reveal.
         """
-        patience = matcher.deferral
-        if not self._letters or not patience.may_defer():
+        deferral = matcher.deferral
+        if not self._letters or not deferral.may_defer():
             return False
         num_fit = matcher.library.validate_tokens(self._letters)
         if not (
             _MIN_LETTERS <= num_fit < _MAX_LETTERS
-            or (num_fit == _MAX_LETTERS and patience.is_expensive)
+            or (num_fit == _MAX_LETTERS and deferral.is_expensive)
         ):
             return False
         return not matcher.library.compute_ff_bytes()

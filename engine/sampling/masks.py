@@ -47,7 +47,7 @@ class MaskUpdate(NamedTuple):
 
 
 class _BatchRows(NamedTuple):
-    """The rows of a step that belong to one crew, with their indices among all rows."""
+    """The rows of a step that one batch matcher advances, with their indices among all rows."""
 
     indices: list[int]
     rows: list[MatcherRow]
@@ -124,7 +124,7 @@ class MaskLines:
         failures: dict[int, Failure] = {}
         waiting: list[int] = []
         written: list[int] = []
-        crews: dict[BatchMatcher, _BatchRows] = {}
+        batches: dict[BatchMatcher, _BatchRows] = {}
         for index, (slot, start, token_ids) in enumerate(rows):
             line, constraint, may_wait = self._lines_by_slot[slot]
             if constraint.is_fixed:
@@ -132,15 +132,15 @@ class MaskLines:
                     continue
                 self._fresh.discard(slot)
             written.append(line)
-            matcher, crew = constraint.matcher, constraint.batch_matcher
-            if matcher is not None and crew is not None:
-                crewed = crews.get(crew)
-                if crewed is None:
-                    crewed = crews[crew] = _BatchRows([], [], [])
+            matcher, batch_matcher = constraint.matcher, constraint.batch_matcher
+            if matcher is not None and batch_matcher is not None:
+                batch = batches.get(batch_matcher)
+                if batch is None:
+                    batch = batches[batch_matcher] = _BatchRows([], [], [])
                 if constraint.has_other_restrictions:
-                    crewed.restricted.append(len(crewed.rows))
-                crewed.indices.append(index)
-                crewed.rows.append(
+                    batch.restricted.append(len(batch.rows))
+                batch.indices.append(index)
+                batch.rows.append(
                     (matcher, constraint.advance_unseen(start, token_ids), line, may_wait)
                 )
                 continue
@@ -150,8 +150,8 @@ class MaskLines:
                 constraint.write(self._host[line], _num_output(rows[index], constraint))
             except GrammarFailed as error:
                 self._fail(line, index, error, failures)
-        for crew, crewed in crews.items():
-            waiting += self._advance_batch(crew, crewed, rows, failures)
+        for batch_matcher, batch in batches.items():
+            waiting += self._advance_batch(batch_matcher, batch, rows, failures)
         if written and self._device.type != "cpu":
             at, lines = send((np.array(written, np.int32), self._host[written]))
             self.lines.index_copy_(0, at.long(), lines)
@@ -214,21 +214,21 @@ class MaskLines:
 
     def _advance_batch(
         self,
-        crew: BatchMatcher,
-        crewed: _BatchRows,
+        batch_matcher: BatchMatcher,
+        batch: _BatchRows,
         rows: Sequence[MaskedRow],
         failures: dict[int, Failure],
     ) -> list[int]:
-        """Write the masks of one crew's rows in one call; returns the rows that wait."""
-        step = crew.advance_and_fill(crewed.rows, self._host)
+        """Write the masks of a batch of rows in one call; returns the rows that wait."""
+        step = batch_matcher.advance_and_fill(batch.rows, self._host)
         for place, error in step.failures.items():
-            self._fail(crewed.rows[place][2], crewed.indices[place], error, failures)
-        for place in crewed.restricted:
+            self._fail(batch.rows[place][2], batch.indices[place], error, failures)
+        for place in batch.restricted:
             if place not in step.failures and place not in step.deferred:
-                row = rows[crewed.indices[place]]
+                row = rows[batch.indices[place]]
                 line, constraint, _ = self._lines_by_slot[row[0]]
                 constraint.apply_restrictions(self._host[line], _num_output(row, constraint))
-        return [crewed.indices[place] for place in step.deferred]
+        return [batch.indices[place] for place in step.deferred]
 
     def _fail(
         self, line: int, index: int, error: GrammarFailed, failures: dict[int, Failure]

@@ -8,12 +8,12 @@ from engine.runner.inputs import HostBatch
 from engine.speculation.read_blocks import ReadState
 
 
-def unread_batch(slots: np.ndarray, places: list[ReadState], lengths: list[int]) -> HostBatch:
+def unread_batch(slots: np.ndarray, reads: list[ReadState], lengths: list[int]) -> HostBatch:
     """The unread tokens of the given rows, each as a row of its own."""
     return decode_batch(
         np.repeat(slots, lengths),
-        np.array([at for place in places for at in range(place.num_read, place.end)]),
-        np.array([token for place in places for token in place.unread]),
+        np.array([at for read in reads for at in range(read.num_read, read.end)]),
+        np.array([token for read in reads for token in read.unread]),
     )
 
 

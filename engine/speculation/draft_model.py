@@ -167,14 +167,14 @@ class DraftModel:
             self._read_state(row_id, slot, rows.known_token_ids[place])
             for row_id, slot, place in zip(row_ids, slots.tolist(), wanting, strict=True)
         ]
-        for row_id, place in zip(row_ids, reads, strict=True):
-            self._catch_up(row_id, place)
+        for row_id, read in zip(row_ids, reads, strict=True):
+            self._catch_up(row_id, read)
         wants = [counts[place] for place in wanting]
         passes = self._chained(slots, row_ids, reads, wants)
         if passes is None:
             passes = self._one_by_one(slots, row_ids, reads, wants)
-        for slot, place in zip(slots.tolist(), reads, strict=True):
-            self._mark_read(slot, place)
+        for slot, read in zip(slots.tolist(), reads, strict=True):
+            self._mark_read(slot, read)
         # A head has read its drafts with states of its own, so accepted ones are read again.
         keeps = self._features is None
         return fill_rows(rows, reads, wanting, passes, self._downloads, keeps_read=keeps)
@@ -192,10 +192,10 @@ class DraftModel:
         self._rows.changes()
         if self._rows.sampling.bias(slots) is not None:
             return None
-        late = [place for place in reads if len(place.unread) > _MAX_SINGLE_TOKENS]
+        late = [read for read in reads if len(read.unread) > _MAX_SINGLE_TOKENS]
         if late:
             self._read_ahead(chains, slots, row_ids, reads)
-        lengths = [len(place.unread) for place in reads]
+        lengths = [len(read.unread) for read in reads]
         widths = [sum(want > depth for want in wants) for depth in range(wants[0])]
         last = np.cumsum(lengths[: len(wants)]) - 1
         passes = chains.propose(unread_batch(slots, reads, lengths), last, widths)
@@ -205,24 +205,24 @@ class DraftModel:
         self, chains: DraftChains, slots: np.ndarray, row_ids: list[str], reads: list[ReadState]
     ) -> None:
         """Read all but the last unread token of each row."""
-        ahead = [ReadState(place.num_read, place.unread[:-1]) for place in reads]
-        lengths = [len(place.unread) for place in ahead]
+        ahead = [ReadState(read.num_read, read.unread[:-1]) for read in reads]
+        lengths = [len(read.unread) for read in ahead]
         if sum(lengths) <= _MAX_RECORDED_TOKENS:
             batch = unread_batch(slots, ahead, lengths)
             chains.read(batch.slots, batch.starts, batch.token_ids)
         else:
             longer = [at for at, length in enumerate(lengths) if length]
             self._read([row_ids[at] for at in longer], [ahead[at] for at in longer], 0)
-        for place, length in zip(reads, lengths, strict=True):
-            place.num_read += length
-            del place.unread[:-1]
+        for read, length in zip(reads, lengths, strict=True):
+            read.num_read += length
+            del read.unread[:-1]
 
     def _one_by_one(
         self, slots: np.ndarray, row_ids: list[str], reads: list[ReadState], wants: list[int]
     ) -> list[DraftPass]:
         """As ``_chained``, with one pass from Python for each draft."""
         passes = self._read(row_ids, reads, len(wants))
-        ends = np.array([place.end for place in reads], np.int32)
+        ends = np.array([read.end for read in reads], np.int32)
         batches: list[HostBatch] = []
         for depth in range(1, wants[0] if wants else 0):
             width = sum(want > depth for want in wants)
@@ -263,34 +263,34 @@ class DraftModel:
 
     def _read_state(self, row_id: str, slot: int, text: Sequence[int]) -> ReadState:
         """The position up to which a row's text has been read, with all its unread tokens."""
-        place = self._read_states.get(row_id)
-        if place is None:
+        read = self._read_states.get(row_id)
+        if read is None:
             # A head's state of a block's last token depends on the next token, which sequences that
             # share the block need not have in common, so that token is read again.
             table = self._rows.host_tables[slot]
             num_read = max(0, self._blocks.num_read(table, len(text) - 1) - self._lead)
-            place = self._read_states[row_id] = ReadState(num_read, num_recorded=num_read)
-        place.update(text, self._lead)
-        return place
+            read = self._read_states[row_id] = ReadState(num_read, num_recorded=num_read)
+        read.update(text, self._lead)
+        return read
 
-    def _catch_up(self, row_id: str, place: ReadState) -> None:
+    def _catch_up(self, row_id: str, read: ReadState) -> None:
         """Read the bulk of a text that has many unread tokens."""
-        while len(place.unread) > _MAX_CHUNK_TOKENS:
-            self._read([row_id], [ReadState(place.num_read, place.unread[:_MAX_CHUNK_TOKENS])], 0)
-            place.num_read += _MAX_CHUNK_TOKENS
-            del place.unread[:_MAX_CHUNK_TOKENS]
+        while len(read.unread) > _MAX_CHUNK_TOKENS:
+            self._read([row_id], [ReadState(read.num_read, read.unread[:_MAX_CHUNK_TOKENS])], 0)
+            read.num_read += _MAX_CHUNK_TOKENS
+            del read.unread[:_MAX_CHUNK_TOKENS]
 
-    def _mark_read(self, slot: int, place: ReadState) -> None:
+    def _mark_read(self, slot: int, read: ReadState) -> None:
         """Note that all unread tokens have been read."""
-        end = place.end
-        self._blocks.record(self._rows.host_tables[slot], place.num_recorded, end)
-        place.num_read, place.unread, place.num_recorded = end, [], end
+        end = read.end
+        self._blocks.record(self._rows.host_tables[slot], read.num_recorded, end)
+        read.num_read, read.unread, read.num_recorded = end, [], end
 
     def _read(
         self, row_ids: list[str], reads: list[ReadState], num_wanting: int
     ) -> list[DraftPass]:
         """Read everything unread of the given rows, and make the first draft of the first ones."""
-        lengths = [len(place.unread) for place in reads]
+        lengths = [len(read.unread) for read in reads]
         if sum(lengths) <= self._max_single_tokens * len(reads):
             passes = self._read_singly(row_ids, reads, lengths, num_wanting)
             if passes is not None:
@@ -300,8 +300,8 @@ class DraftModel:
         batch = HostBatch(
             slots=np.array(self._rows.slots(row_ids), np.int32),
             query_start=query_start,
-            starts=np.array([place.num_read for place in reads], np.int32),
-            token_ids=np.array([t for place in reads for t in place.unread], np.int32),
+            starts=np.array([read.num_read for read in reads], np.int32),
+            token_ids=np.array([t for read in reads for t in read.unread], np.int32),
             sampling_rows=np.arange(max(1, num_wanting), dtype=np.int32),
         )
         sent = send(batch, (), self._rows, self._uploads)

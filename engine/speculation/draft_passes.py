@@ -55,17 +55,17 @@ def fill_rows(
     ordered: torch.Tensor | None = None
     if token_ids.device.type == "cpu":
         told, filled = token_ids.tolist(), PlanRows.of(rows)
-        for index, place in zip(wanting, reads, strict=True):
+        for index, read in zip(wanting, reads, strict=True):
             drafts = tuple(told[at] for at in of_row[index])
-            place.read_drafts = drafts[:-1] if keeps_read else ()
+            read.read_drafts = drafts[:-1] if keeps_read else ()
             filled.token_ids[index] = rows.token_ids[index][: -len(drafts)] + drafts
         rows = filled
     else:
         ordered = _in_order(token_ids, order)
         if keeps_read:
             fetched = downloads.fetch([token_ids])
-            for index, place in zip(wanting, reads, strict=True):
-                place.read_drafts = _fetched_drafts(fetched, of_row[index][:-1])
+            for index, read in zip(wanting, reads, strict=True):
+                read.read_drafts = _fetched_drafts(fetched, of_row[index][:-1])
     return rows, DraftTokens(ordered, proposed)
 
 

@@ -57,7 +57,7 @@ def test_each_goes_as_it_would_alone(
     backend: LlguidanceBackend, grammars: list[LlguidanceGrammar]
 ) -> None:
     chance = random.Random(3)
-    crew = LlguidanceBatchMatcher([])
+    batch_matcher = LlguidanceBatchMatcher([])
     num_rows, words = 12, -(-backend.vocab_size // 32)
     together = [grammars[row % 3].matcher() for row in range(num_rows)]
     alone = [grammars[row % 3].matcher() for row in range(num_rows)]
@@ -66,7 +66,7 @@ def test_each_goes_as_it_would_alone(
     told: list[list[int]] = [[] for _ in range(num_rows)]
     for _ in range(25):
         rows = [*zip(together, told, lines, [False] * num_rows, strict=True)]
-        assert crew.advance_and_fill(rows, masks) == ({}, [])
+        assert batch_matcher.advance_and_fill(rows, masks) == ({}, [])
         for row in range(num_rows):
             if told[row]:
                 alone[row].accept(told[row])
@@ -78,15 +78,15 @@ def test_each_goes_as_it_would_alone(
 def test_who_leaves_the_grammar_is_told_and_the_others_go_on(
     backend: LlguidanceBackend, grammars: list[LlguidanceGrammar]
 ) -> None:
-    crew = LlguidanceBatchMatcher([])
+    batch_matcher = LlguidanceBatchMatcher([])
     matchers = [grammars[0].matcher() for _ in range(3)]
     masks = np.zeros((3, -(-backend.vocab_size // 32)), np.int32)
-    crew.advance_and_fill([(m, [], line, False) for line, m in enumerate(matchers)], masks)
+    batch_matcher.advance_and_fill([(m, [], line, False) for line, m in enumerate(matchers)], masks)
     good = int(choices(masks[0])[0])
     bad = next(id for id in range(backend.vocab_size) if id not in choices(masks[0]))
     told = [[good], [bad], [good, bad]]
     told_rows = [(m, told[line], line, False) for line, m in enumerate(matchers)]
-    failures, _ = crew.advance_and_fill(told_rows, masks)
+    failures, _ = batch_matcher.advance_and_fill(told_rows, masks)
     assert set(failures) == {1, 2}
     assert "cannot be followed" in str(failures[1])
     alone = grammars[0].matcher()
@@ -101,16 +101,16 @@ def test_what_takes_long_is_paid_for_by_who_took_it(
     grammars: list[LlguidanceGrammar],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crew = LlguidanceBatchMatcher([])
+    batch_matcher = LlguidanceBatchMatcher([])
     matchers = [grammars[0].matcher() for _ in range(3)]
     masks = np.zeros((3, -(-backend.vocab_size // 32)), np.int32)
     rows = [(m, [], line, False) for line, m in enumerate(matchers)]
-    crew.advance_and_fill(rows, masks)
+    batch_matcher.advance_and_fill(rows, masks)
     paid = [matcher._time_left_s for matcher in matchers]
-    crew.advance_and_fill(rows, masks)
+    batch_matcher.advance_and_fill(rows, masks)
     assert [matcher._time_left_s for matcher in matchers] == paid  # groups pay nothing
     monkeypatch.setattr(llguidance_backend, "_TIME_BUDGET_PER_TOKEN_S", 0.0)
     monkeypatch.setattr(llguidance_backend, "_TIME_BUDGET_PER_ROW_S", 0.0)
-    crew.advance_and_fill(rows, masks)  # found to be slow: they pay from now on
-    crew.advance_and_fill(rows, masks)
+    batch_matcher.advance_and_fill(rows, masks)  # found to be slow: they pay from now on
+    batch_matcher.advance_and_fill(rows, masks)
     assert all(m._time_left_s < before for m, before in zip(matchers, paid, strict=True))
