@@ -89,7 +89,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
     inbox.start()
 
     try:
-        told, core = _load_core(inbox, send, is_ahead=is_ahead)
+        configure, core = _load_core(inbox, send, is_ahead=is_ahead)
     except ModelLoadError as error:
         send(Fatal(str(error), "ModelLoadError"))
         return 1
@@ -100,7 +100,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
 
     tune_for_serving()
     hub = None
-    if told.has_listener:
+    if configure.has_listener:
         hub = ClientHub(socket.socket(fileno=inbox.descriptors[0]), core.info)
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
     begin = hub.begin if hub else lambda *ids: send(Begun(*map(tuple, ids)))
@@ -110,7 +110,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
         if hub:
             hub.announce(ready)
 
-    watchdog = StepWatchdog(told.config.step_timeout_s or None)
+    watchdog = StepWatchdog(configure.config.step_timeout_s or None)
     loop = EngineLoop(core, emit, watchdog, announce, begin)
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
 
@@ -140,11 +140,11 @@ def _load_core(
 ) -> tuple[Configure, EngineCore]:
     """Load the model that the first message names. Only the core holds what was loaded, so that it
     can be freed for sleep. Raises ModelLoadError."""
-    told, load = _prepare(inbox, is_ahead=is_ahead)
-    loaded = load(told.config, lambda fraction, what: send(Loading(fraction, what)))
+    configure, load = _prepare(inbox, is_ahead=is_ahead)
+    loaded = load(configure.config, lambda fraction, what: send(Loading(fraction, what)))
     if isinstance(loaded, SupportsOnLoss):
         loaded.on_loss(_exit_on_loss)
-    return told, EngineCore(told.config, loaded)
+    return configure, EngineCore(configure.config, loaded)
 
 
 def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
@@ -238,10 +238,10 @@ def _exit_on_loss(reason: str) -> None:
     os._exit(1)
 
 
-def _loader(told: Configure) -> LoadRunner:
-    if told.runner is None:
-        return loader_of(told.config)
-    module, _, factory = told.runner.partition(":")
+def _loader(configure: Configure) -> LoadRunner:
+    if configure.runner is None:
+        return loader_of(configure.config)
+    module, _, factory = configure.runner.partition(":")
     return getattr(importlib.import_module(module), factory)
 
 

@@ -99,7 +99,7 @@ class LoadedWeights(NamedTuple):
     draft: Modules | None
     head: LoadedHead | None
     tower: VisionTower | None  # for images
-    ears: AudioEncoder | None  # for audio
+    audio_encoder: AudioEncoder | None  # for audio
 
     @property
     def num_bytes(self) -> int:
@@ -164,7 +164,7 @@ class LoadedDecoder:
         speculation = config.speculation
         rejects = speculation is not None and speculation.draft_sampling == "rejection"
         most_tokens = config.scheduler.for_device(device.type).step_tokens
-        rehearsals = KernelWarmup(
+        warmup = KernelWarmup(
             decoder, kernels.operations, rows, max_tokens=most_tokens, rejection_sampling=rejects
         )
         return ModelRunner(
@@ -180,7 +180,7 @@ class LoadedDecoder:
             prompt_graphs=prompt_graphs,
             features=features,
             rejection_sampling=rejects,
-            warmup=rehearsals,
+            warmup=warmup,
             team=team,
             host=HostBlocks(cache, slots, draft, team) if slots else None,
             snapshots=Snapshots(states, rows, team) if memory.num_states else None,
@@ -266,12 +266,12 @@ def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> LoadedWeig
     modules = make_modules(plan.spec, weights, method, stacked=plan.stack_experts)
     draft = None if plan.draft is None else plan.draft.modules(config, method)
     head = None if plan.head is None else plan.head.load(config, method, modules)
-    tower = ears = None
+    tower = audio_encoder = None
     if plan.images is not None and (plan.shard is None or not plan.shard.number):
         tower = plan.images.load(plan.files, attention.dtype, attention.device)
     if plan.audio is not None and (plan.shard is None or not plan.shard.number):
-        ears = plan.audio.load(plan.files, attention.dtype, attention.device)
-    return LoadedWeights(modules, draft, head, tower, ears)
+        audio_encoder = plan.audio.load(plan.files, attention.dtype, attention.device)
+    return LoadedWeights(modules, draft, head, tower, audio_encoder)
 
 
 def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
@@ -284,8 +284,8 @@ def plan_cache(plan: LoadPlan, loaded: LoadedWeights) -> MemoryPlan:
     image_bytes = 0
     if plan.images is not None and loaded.tower is not None:
         image_bytes = plan.images.num_bytes(plan.spec, loaded.tower, attention.dtype)
-    if plan.audio is not None and loaded.ears is not None:
-        image_bytes += plan.audio.num_bytes(plan.spec, loaded.ears, attention.dtype)
+    if plan.audio is not None and loaded.audio_encoder is not None:
+        image_bytes += plan.audio.num_bytes(plan.spec, loaded.audio_encoder, attention.dtype)
     return plan_memory(
         plan.spec,
         config.cache,
@@ -315,8 +315,8 @@ def _media_embedder(
     if plan.images is not None and loaded.tower is not None:
         encoders[Image] = plan.images.encoder(loaded.tower, device)
         num_cells += plan.images.num_cached_cells
-    if plan.audio is not None and loaded.ears is not None:
-        encoders[AudioClip] = plan.audio.encoder(loaded.ears, device)
+    if plan.audio is not None and loaded.audio_encoder is not None:
+        encoders[AudioClip] = plan.audio.encoder(loaded.audio_encoder, device)
         num_cells += plan.audio.num_cached_cells
     return MediaEmbedder(encoders, rows, device, num_cells) if encoders else None
 

@@ -65,8 +65,8 @@ class Sampler:
     def is_plain(self, batch: HostBatch) -> bool:
         """Whether no row has counts, biases, masks or log-probabilities: table columns suffice."""
         state, slots = self._rows.sampling, batch.slots
-        tells = (state.num_logprobs[slots] >= 0).any()
-        if tells or state.is_masked(slots).any():
+        has_logprobs = (state.num_logprobs[slots] >= 0).any()
+        if has_logprobs or state.is_masked(slots).any():
             return False
         return state.counts(slots) is None and state.bias(slots) is None
 
@@ -97,11 +97,11 @@ class Sampler:
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
         num_logprobs = state.num_logprobs[host_slots]
-        telling = np.flatnonzero(num_logprobs >= 0)
+        reporting = np.flatnonzero(num_logprobs >= 0)
         at: torch.Tensor | None = None
         raw: torch.Tensor | None = None
-        if telling.size:  # copied, as sampling overwrites the logits
-            at = to_device(torch.from_numpy(telling), logits.device)
+        if reporting.size:  # copied, as sampling overwrites the logits
+            at = to_device(torch.from_numpy(reporting), logits.device)
             raw = logits[at]
         accepted: torch.Tensor | None = None
         if drafts is None:
@@ -112,9 +112,9 @@ class Sampler:
             sampled, accepted, failures = judged
         if at is None or raw is None:
             return SampledRows(sampled, failures=failures, num_accepted=accepted)
-        num_top = num_logprobs[telling].tolist()
+        num_top = num_logprobs[reporting].tolist()
         columns = logprob_columns(raw, sampled.token_ids[at], max(num_top))
-        return SampledRows(sampled, telling.tolist(), num_top, columns, failures, accepted)
+        return SampledRows(sampled, reporting.tolist(), num_top, columns, failures, accepted)
 
     def feed_back(self, sampled: SamplerOutput, slots: torch.Tensor) -> SampledRows:
         """Make tokens that the head has chosen the newest ones of plain, greedy rows.

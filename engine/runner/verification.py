@@ -87,12 +87,12 @@ class Verifier:
         draft_ids, sizes = self._uploads.send((drafts.draft_ids, drafts.sizes))
         drafts.fill(draft_ids, drafts.drafted_indices)
         parameters, failures = self._parameters(batch, drafts, slots, draft_ids)
-        warm = (
+        non_greedy = (
             self._non_greedy_drafts(batch, drafts)
             if self._rejection_sampling
             else np.empty(0, np.int64)
         )
-        judged = to_device(torch.from_numpy(warm), logits.device) if warm.size else None
+        judged = to_device(torch.from_numpy(non_greedy), logits.device) if non_greedy.size else None
         raw = logits[judged] if judged is not None else None
         sampled = self._operations.sample(logits, parameters.slots, positions, *parameters[1:])
         token_ids = sampled.token_ids
@@ -103,7 +103,7 @@ class Verifier:
             wanted = do.distribution(raw, own, positions[judged], *parameters[1:])
             tokens, kept = do.verify_drafts(
                 wanted,
-                _of_drafts(drafts, warm),
+                _of_drafts(drafts, non_greedy),
                 draft_ids[judged].long(),
                 state.table.seed[slots[judged].long()],
                 positions[judged],

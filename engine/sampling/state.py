@@ -77,8 +77,9 @@ class SamplingState:
         """Write a request's parameters, and initialise its counts and mask with its text so far."""
         request, output_ids = added.request, added.output_ids
         sampling, host = request.sampling, self._host
-        warmth = sampling.temperature
-        host["temperature"][slot] = max(warmth, _MIN_TEMPERATURE) if warmth else 0.0
+        temperature = sampling.temperature
+        temperature = max(temperature, _MIN_TEMPERATURE) if temperature else 0.0
+        host["temperature"][slot] = temperature
         host["top_p"][slot] = sampling.top_p
         host["min_p"][slot] = sampling.min_p
         host["top_k"][slot] = max(sampling.top_k, 0)

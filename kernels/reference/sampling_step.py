@@ -82,11 +82,11 @@ def candidates(
     slots = slots.long()
     rows = logits[at]
     _, is_finite = _adjust(rows, slots, positions, table, counts, bias, None)
-    warmth = table.temperature[slots]
-    drawn = torch.nonzero((warmth > 0) & is_finite).squeeze(1)
+    temperature = table.temperature[slots]
+    drawn = torch.nonzero((temperature > 0) & is_finite).squeeze(1)
     if drawn.numel():
         keys = position_keys(table.seed[slots[drawn]], positions[drawn])
-        rows[drawn] = add_gumbel_noise(rows[drawn] / warmth[drawn].unsqueeze(1), keys)
+        rows[drawn] = add_gumbel_noise(rows[drawn] / temperature[drawn].unsqueeze(1), keys)
     scores, token_ids = rows.sort(dim=-1, descending=True, stable=True)
     is_some = is_finite.unsqueeze(1) & (scores > float("-inf"))
     chosen = torch.full((at.numel(), count), -1, device=logits.device)
@@ -112,10 +112,10 @@ def distribution(
     slots = slots.long()
     token_ids, _ = _adjust(logits, slots, positions, table, counts, bias, masks)
     is_greedy = table.temperature[slots] <= 0
-    warm = torch.nonzero(~is_greedy).squeeze(1)
+    sampled = torch.nonzero(~is_greedy).squeeze(1)
     shares = torch.zeros_like(logits).scatter_(1, token_ids.unsqueeze(1), 1.0)
-    if warm.numel():
-        shares[warm] = _truncate(logits[warm], slots[warm], table).softmax(dim=-1)
+    if sampled.numel():
+        shares[sampled] = _truncate(logits[sampled], slots[sampled], table).softmax(dim=-1)
     return shares
 
 
@@ -137,8 +137,11 @@ def _adjust(
     if masks is not None:
         _apply_mask(logits, table.mask_line[slots], masks)
     token_ids = argmax(logits)
-    best, warmth = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1), table.temperature[slots]
-    return token_ids, torch.where(warmth > 0, best / warmth, best).isfinite()
+    best, temperature = (
+        logits.gather(1, token_ids.unsqueeze(1)).squeeze(1),
+        table.temperature[slots],
+    )
+    return token_ids, torch.where(temperature > 0, best / temperature, best).isfinite()
 
 
 def _truncate(logits: torch.Tensor, slots: torch.Tensor, table: SamplingTable) -> torch.Tensor:
