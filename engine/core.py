@@ -41,7 +41,7 @@ from engine.pass_budget import PassBudget
 from engine.profiler import Profiler, Spans
 from engine.prompt_budget import PromptBudget
 from engine.request_checks import check_kind, check_tokens
-from engine.request_intake import RequestIntake
+from engine.request_intake import OnBegin, RequestIntake
 from engine.runner.null_runner import NullRunner
 from engine.runner.protocol import LaunchedStep, Runner, SleepingRunner
 from engine.scheduler import Scheduler
@@ -89,7 +89,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._info = info = runner.info
-        self.begin: Callable[..., None] = lambda begun, withdrawn: None  # see EngineLoop
+        self.on_begin: OnBegin = lambda begun, withdrawn: None  # may be replaced before any request
         self._sleeping_runner: SleepingRunner | None = None  # set while the engine is asleep
         self._has_nodes = config.nodes is not None
         num_snapshots = info.memory.num_snapshots
@@ -125,8 +125,13 @@ class EngineCore:
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
-        given = self._scheduler, grammars, limits.policy, clock
-        self._intake = RequestIntake(*given, lambda *ids: self.begin(*ids))
+        self._intake = RequestIntake(
+            self._scheduler,
+            grammars,
+            limits.policy,
+            clock,
+            lambda begun, withdrawn: self.on_begin(begun, withdrawn),
+        )
         self._intake.attach_runner(runner)
         self._monitor = EngineMonitor(self._scheduler, self._pool, self._intake.requests)
         self._in_flight: deque[_InFlightStep] = deque()  # oldest first
@@ -386,7 +391,7 @@ class EngineCore:
         if plan.is_empty:
             return False
         if plan.added or plan.num_preempted:
-            self.begin([added.request.id for added in plan.added], scheduler.preempted(plan))
+            self.on_begin([added.request.id for added in plan.added], scheduler.preempted(plan))
         launched: LaunchedStep | None = None
         began_s = self._clock()
         try:

@@ -25,6 +25,7 @@ from engine.frames import (
     StartProfile,
     Submit,
 )
+from engine.request_intake import OnBegin
 from engine.sleep_controller import ControlCall, SleepController
 from engine.submission import unpack
 from engine.types import EngineOutput, Request
@@ -48,8 +49,7 @@ class EngineLoop:
         emit: called with each output.
         watchdog: notified when a step begins, and when no step is running.
         announce: called when the loaded model or the engine's activity changes.
-        begin: called with the ids of requests that the engine is about to work on, and with those
-            of requests that it puts back into the queue.
+        on_begin: told which requests the engine begins to work on; see ``OnBegin``.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class EngineLoop:
         emit: Callable[[EngineOutput], None],
         watchdog: StepWatchdog | None = None,
         announce: Callable[[Ready], None] = lambda ready: None,
-        begin: Callable[[Sequence[str], Sequence[str]], None] = lambda begun, withdrawn: None,
+        on_begin: OnBegin = lambda begun, withdrawn: None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._core = core
-        core.begin = begin
+        core.on_begin = on_begin
         self._emit = emit
         self._watchdog = watchdog or StepWatchdog(None)
         self._sleep_controller = SleepController(core, announce)

@@ -26,6 +26,10 @@ from engine.types import Adapter, Request
 
 logger = logging.getLogger(__name__)
 
+# Receives the ids of requests that the engine begins to work on, and might die of, and the ids of
+# those that it puts back into the queue (``engine/suspects.py``).
+OnBegin = Callable[[Sequence[str], Sequence[str]], None]
+
 
 class RequestIntake:
     """The requests of an engine that are not queued yet. Used only by its thread, between steps.
@@ -35,8 +39,7 @@ class RequestIntake:
         grammars: compiles the requests' grammars.
         policy: the queue's policy.
         clock: monotonic seconds.
-        begin: called before work on requests begins here, with their ids, and after it with their
-            ids as second argument.
+        on_begin: called before work on requests begins here, and after it, when they are put back.
     """
 
     def __init__(
@@ -45,12 +48,12 @@ class RequestIntake:
         grammars: GrammarCompiler,
         policy: Policy,
         clock: Callable[[], float],
-        begin: Callable[[Sequence[str], Sequence[str]], None] = lambda begun, ended: None,
+        on_begin: OnBegin = lambda begun, withdrawn: None,
     ) -> None:
         self._scheduler = scheduler
         self._compiler = grammars
         self._clock = clock
-        self._begin = begin
+        self._on_begin = on_begin
         self._runner: Runner | None = None
         self._adapters: set[str] = set()  # ids of those that the runner has loaded
         self._suspects: dict[str, Request] = {}  # nothing has been done for these yet
@@ -171,17 +174,17 @@ class RequestIntake:
         else:
             self._advance(request)
         if request.id in self:
-            self._begin((request.id,), ())
+            self._on_begin((request.id,), ())
 
     def _load_adapter(self, request: Request, adapter: Adapter) -> None:
         assert self._runner is not None
         is_new = adapter.id not in self._adapters
         if is_new:
-            self._begin((request.id,), ())
+            self._on_begin((request.id,), ())
         self._runner.load_adapter(adapter)
         if is_new:
             self._adapters.add(adapter.id)
-            self._begin((), (request.id,))
+            self._on_begin((), (request.id,))
 
     def _finish_wait(
         self,
@@ -205,7 +208,7 @@ class RequestIntake:
         if failure is not None:
             self._scheduler.finish_unqueued(request.id, failure)
         elif request.id not in self:
-            self._begin((), (request.id,))
+            self._on_begin((), (request.id,))
 
     def _advance(self, request: Request) -> None:
         """Advance a request that has nothing to read, or for which it has been read."""

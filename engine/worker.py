@@ -50,6 +50,7 @@ from engine.frames import (
 from engine.gc_tuning import collection_paused, tune_for_serving
 from engine.hub import ClientHub
 from engine.loop import EngineLoop
+from engine.request_intake import OnBegin
 from engine.runner import loader_of
 from engine.runner.protocol import LoadRunner, SupportsOnLoss
 from engine.sleep_controller import ControlCall
@@ -103,7 +104,9 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
     if configure.has_listener:
         hub = ClientHub(socket.socket(fileno=inbox.descriptors[0]), core.info)
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
-    begin = hub.begin if hub else lambda *ids: send(Begun(*map(tuple, ids)))
+    on_begin: OnBegin = (
+        hub.begin if hub else lambda begun, back: send(Begun(tuple(begun), tuple(back)))
+    )
 
     def announce(ready: Ready) -> None:
         send(ready)  # our supervisor remembers it for the next engine
@@ -111,7 +114,7 @@ def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
             hub.announce(ready)
 
     watchdog = StepWatchdog(configure.config.step_timeout_s or None)
-    loop = EngineLoop(core, emit, watchdog, announce, begin)
+    loop = EngineLoop(core, emit, watchdog, announce, on_begin)
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
 
     def obey(message: Instruction) -> None:

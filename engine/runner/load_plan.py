@@ -130,8 +130,22 @@ def make_plan(
         invariant=config.batch_invariant,
         checkpoint_format=files.codes,
     )
-    held = kernels, num_threads, files, method, draft, head, images, audio
-    plan = LoadPlan(config, model, full_spec, shard, spec, attention, *held)
+    plan = LoadPlan(
+        config=config,
+        model=model,
+        full_spec=full_spec,
+        shard=shard,
+        spec=spec,
+        attention=attention,
+        kernels=kernels,
+        num_threads=num_threads,
+        files=files,
+        method=method,
+        draft=draft,
+        head=head,
+        images=images,
+        audio=audio,
+    )
     if config.batch_invariant and spec.moe is not None:
         reason = _refuse_invariant_experts(plan, dtype, device)
         if reason is not None:

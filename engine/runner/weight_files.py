@@ -67,8 +67,9 @@ class WeightFiles:
             from engine.gguf.weights import GgufWeights
 
             types = FORMATS.keys() if self.gguf_codes else ()
-            given = self.model.gguf, spec, dtype, device, on_progress
-            return GgufWeights(*given, packed=types, cuts=cuts)
+            return GgufWeights(
+                self.model.gguf, spec, dtype, device, on_progress, packed=types, cuts=cuts
+            )
         headers, stored_as = self.headers, self.quant_format
         return load_weights(spec, headers, dtype, device, on_progress, stored_as, cuts)
 

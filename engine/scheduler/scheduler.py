@@ -279,8 +279,15 @@ class Scheduler:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
         adapter = request.adapter.id if request.adapter else ""
         chain = self._pool.chain(request.cache_salt, adapter, request.media)
-        given = request, self._num_added, chain, self._max_len, self._eos, grammar
-        return make_sequence(*given, atomic_image_cell=self._atomic_image_cell)
+        return make_sequence(
+            request,
+            self._num_added,
+            chain,
+            self._max_len,
+            self._eos,
+            grammar,
+            atomic_image_cell=self._atomic_image_cell,
+        )
 
     def _num_cached(self, seq: Sequence) -> int:
         if seq.must_compute_prompt:

@@ -91,7 +91,7 @@ class _Life:
 
     def _start_engine(self) -> EngineCore:
         core = EngineCore(self.config, _Deadly(self.num_blocks, self.position))
-        core.begin = self.table.begin
+        core.on_begin = self.table.begin
         return core
 
 

@@ -93,7 +93,7 @@ def test_nothing_is_done_for_a_suspect_before_its_turn() -> None:
     runner = _WithAdapters()
     core = EngineCore(make_config(), runner)
     told: list[tuple[list[str], list[str]]] = []
-    core.begin = lambda begun, ended: told.append((list(begun), list(ended)))
+    core.on_begin = lambda begun, ended: told.append((list(begun), list(ended)))
     sampling = SamplingParams(max_tokens=20, ignore_eos=True)
     requests = [
         Request(
