@@ -12,6 +12,7 @@ from engine.scheduler import snapshots
 from engine.scheduler.drafts import plan_drafts
 from engine.scheduler.passes import plan_passes
 from engine.scheduler.policy import Shortage, unfinished_prompts
+from engine.scheduler.reuse import computed_prefix, should_wait_for_prefix, usable_leader
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
@@ -20,7 +21,6 @@ from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN, BlockCopy
 
 _PENDING = (PENDING_TOKEN,)
-_MAX_OFFLOAD_WAIT_STEPS = 4  # steps to wait for a block being offloaded; two steps may be in flight
 
 
 class _Blocked(NamedTuple):
@@ -78,11 +78,6 @@ class Planner:
     def has_room_for_suspect(self) -> bool:
         """Whether a suspect that is not queued yet need not wait for others."""
         return self._gate.has_room(self._state.sequences.values())
-
-    def find_prefix(self, seq: Sequence) -> Prefix:
-        """The cached prefix from which a sequence can continue."""
-        prefix = self._state.pool.match(seq.chain, seq.token_ids, self._state.window)
-        return snapshots.prefix_with_snapshot(self._state.pool, seq, prefix)
 
     def _max_decode_rows(self, budget: int) -> int:
         """How many running sequences may decode in one step.
@@ -251,7 +246,10 @@ class Planner:
         return True
 
     def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> Shortage | None:
-        """Start ``seq`` if there are enough blocks for all its tokens, and some to spare."""
+        """Start ``seq`` if there are enough blocks for all its tokens, and some to spare.
+
+        Otherwise what it lacks, for which others may be preempted, or ``_NOT_YET``.
+        """
         state, pool = self._state, self._state.pool
         if not self._gate.admits(seq):
             return _NOT_YET
@@ -262,31 +260,50 @@ class Planner:
             return short
         if state.running and self._is_still_blocked(seq):
             return short
-        yields = state.policy.should_throttle_prompt(seq)
-        room = self._chunk_budget(step, throttled=yields)
-        if not room:
+        if not self._chunk_budget(step, throttled=state.policy.should_throttle_prompt(seq)):
             return short  # and sequences behind it have received at least as much
-        leader = self._usable_leader(seq)
+        leader = usable_leader(state, seq)
         looks_up = leader is None and not seq.must_compute_prompt
-        prefix = self._computed_prefix(seq, leader)
-        needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_skipped
-        needed += pool.num_free_blocks_needed(prefix.block_ids) - len(prefix.block_ids)
-        # Keep one spare block per running sequence. Otherwise the newcomer, which ranks last, would
-        # be preempted as soon as one of them needs a block, and its computation wasted.
-        # One that was preempted would be so again, and its tokens computed in vain once more, if it
-        # took what prompts need that are still being computed. It may have been preempted for them.
-        if seq.num_preemptions:
-            needed += self._num_owed_blocks()
-        if needed + len(state.running) > pool.num_free:
+        prefix = computed_prefix(state, seq, leader)
+        free = pool.num_free - len(state.running)
+        if self._num_blocks_needed(seq, prefix) > free:
             missing: bytes | None = None
             if looks_up and pool.snapshots is None:  # else a prefix ends at a snapshot
                 missing = pool.next_digest(seq.chain, seq.token_ids, prefix)
-            room = pool.num_free - len(state.running)
-            self._blocked = _Blocked(seq, room, missing, state.num_changes)
+            self._blocked = _Blocked(seq, free, missing, state.num_changes)
             return short
-        if looks_up and self._should_wait_for_prefix(seq, prefix):
+        if looks_up and should_wait_for_prefix(state, seq, prefix):
             return _NOT_YET
+        self._start(step, seq, leader, prefix, now_s, looked_up=looks_up)
+        return None
 
+    def _num_blocks_needed(self, seq: Sequence, prefix: Prefix) -> int:
+        """How many free blocks admit ``seq`` with that prefix, besides the spare ones.
+
+        One spare block is kept per running sequence. Otherwise the newcomer, which ranks last,
+        would be preempted as soon as one of them needs a block, and its computation wasted.
+        """
+        pool = self._state.pool
+        needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_skipped
+        needed += pool.num_free_blocks_needed(prefix.block_ids) - len(prefix.block_ids)
+        # One that was preempted would be so again, and its tokens computed in vain once more, if it
+        # took what prompts need that are still being computed. It may have been preempted for them.
+        return needed + self._num_owed_blocks() if seq.num_preemptions else needed
+
+    def _start(
+        self,
+        step: StepBuilder,
+        seq: Sequence,
+        leader: Sequence | None,
+        prefix: Prefix,
+        now_s: float,
+        *,
+        looked_up: bool,
+    ) -> None:
+        """Admit ``seq``, which shares its leader's prompt or has a cached prefix, with a row."""
+        state, pool = self._state, self._state.pool
+        yields = state.policy.should_throttle_prompt(seq)
+        room = self._chunk_budget(step, throttled=yields)
         if leader is None:
             self._plan_loads(step, pool.adopt(seq.table, prefix))
             seq.num_computed = seq.num_confirmed = seq.table.capacity
@@ -298,21 +315,13 @@ class Planner:
         if seq.num_cached is None:  # first admission: later, it would find its own blocks
             seq.scheduled_s = now_s
             seq.num_cached = min(seq.num_computed, seq.num_prompt)
-            if looks_up:
+            if looked_up:
                 state.count_lookup(seq, prefix)
         step.added.append(added_row(seq))
         end = snapshots.chunk_end(pool, seq, min(len(seq.token_ids), seq.num_computed + room))
         end = seq.adjust_chunk_end(end)
         self._allocate_blocks(seq, end)
         self._plan_row(step, seq, seq.table.block_ids, end, throttled=yields)
-        return None
-
-    def _computed_prefix(self, seq: Sequence, leader: Sequence | None) -> Prefix:
-        """The full blocks that ``seq`` need not compute: its leader's, or those in the cache."""
-        if leader is None:
-            return Prefix(0, ()) if seq.must_compute_prompt else self.find_prefix(seq)
-        full = (seq.num_prompt - 1) // self._state.pool.block_size
-        return Prefix(leader.table.num_freed, leader.table.block_ids[leader.table.num_freed : full])
 
     def _fork(self, step: StepBuilder, seq: Sequence, leader: Sequence) -> None:
         """Let ``seq`` share its leader's prompt. The copy of its last, partly filled block has not
@@ -346,38 +355,6 @@ class Planner:
             for seq in self._state.running.values()
             if len(seq.token_ids) - seq.num_computed > 1
         )
-
-    def _should_wait_for_prefix(self, seq: Sequence, prefix: Prefix) -> bool:
-        """Whether to delay ``seq`` by a step because its prefix is about to become available."""
-        pool = self._state.pool
-        if seq.num_offload_waits >= _MAX_OFFLOAD_WAIT_STEPS or not pool.is_next_block_pending(
-            seq.chain, seq.token_ids, prefix
-        ):
-            seq.num_offload_waits = 0
-            return False
-        seq.num_offload_waits += 1
-        pool.touch(prefix)
-        return True
-
-    def _usable_leader(self, seq: Sequence) -> Sequence | None:
-        """The leader, if the shared part of its prompt is computed and still held.
-
-        Steps in flight do not count: if one fails and is replayed, the leader may have ended by
-        then.
-        """
-        leader = seq.leader
-        if leader is None or leader.status is not Status.RUNNING:
-            return None
-        if self._state.pool.snapshots is not None:
-            return None  # its state is past the prompt; use the snapshots it left
-        if leader.num_confirmed < leader.num_prompt - 1:
-            return None
-        window, size = self._state.window, self._state.pool.block_size
-        if window is None:
-            return leader
-        # The fork may have to recompute its last block from the start.
-        first_seen = (leader.num_prompt - 1) // size * size - window + 1
-        return leader if leader.table.num_freed * size <= max(0, first_seen) else None
 
     # ------------------------------------------------------------ helpers
 

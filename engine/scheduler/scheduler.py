@@ -29,6 +29,7 @@ from engine.prompt_progress import PromptProgress
 from engine.scheduler.planner import Planner
 from engine.scheduler.policy import make_policy
 from engine.scheduler.results import ResultProcessor
+from engine.scheduler.reuse import find_prefix
 from engine.scheduler.sequence import Sequence, find_leader, make_sequence
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import PlannedStep, replay, replay_from_start
@@ -292,5 +293,5 @@ class Scheduler:
     def _num_cached(self, seq: Sequence) -> int:
         if seq.must_compute_prompt:
             return 0
-        prefix = self._planner.find_prefix(seq)
+        prefix = find_prefix(self._state, seq)
         return (prefix.num_skipped + len(prefix.block_ids)) * self._pool.block_size

@@ -15,7 +15,7 @@ from engine.kv_cache import prefix
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.pooling import PoolingParams
-from engine.scheduler import drafts, passes, planner, results
+from engine.scheduler import drafts, passes, planner, results, reuse
 from engine.scheduler.drafts import rollback_rejected
 from engine.scheduler.passes import rollback_passes
 from engine.scheduler.planner import Planner
@@ -201,10 +201,10 @@ def fork_shares_the_last_block(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def fork_before_the_prompt_is_computed(patch: pytest.MonkeyPatch) -> None:
-    def usable(self: Planner, seq: Sequence):
+    def usable(state: SchedulerState, seq: Sequence):
         return seq.leader if seq.leader is not None and seq.leader.table.block_ids else None
 
-    patch.setattr(Planner, "_usable_leader", usable)
+    patch.setattr(planner, "usable_leader", usable)
 
 
 @planted
@@ -338,16 +338,14 @@ def a_prefix_is_found_without_the_first_block_of_its_window(patch: pytest.Monkey
 
 @planted
 def a_fork_misses_what_its_leader_gave_back(patch: pytest.MonkeyPatch) -> None:
-    usable = Planner._usable_leader
-
-    def blind(self: Planner, seq: Sequence):
-        window, self._state.window = self._state.window, None
+    def blind(state: SchedulerState, seq: Sequence):
+        window, state.window = state.window, None
         try:
-            return usable(self, seq)
+            return reuse.usable_leader(state, seq)
         finally:
-            self._state.window = window
+            state.window = window
 
-    patch.setattr(Planner, "_usable_leader", blind)
+    patch.setattr(planner, "usable_leader", blind)
 
 
 @planted

@@ -10,7 +10,8 @@ import pytest
 from engine.config import SchedulerConfig
 from engine.kv_cache.pool import BlockPool
 from engine.kv_cache.snapshots import SnapshotPool
-from engine.scheduler import Scheduler, planner, results, snapshots
+from engine.scheduler import Scheduler, planner, results, reuse, snapshots
+from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import StepBuilder
 from engine.types import StateCopy
 from tests.engine.fakes import FakeRunner
@@ -53,16 +54,14 @@ def blocks_without_a_state_are_gone_on_from(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_fork_takes_its_leaders_blocks(patch: pytest.MonkeyPatch) -> None:
-    usable = planner.Planner._usable_leader
-
-    def blind(self: planner.Planner, seq):
-        kept, self._state.pool.snapshots = self._state.pool.snapshots, None
+    def blind(state: SchedulerState, seq):
+        kept, state.pool.snapshots = state.pool.snapshots, None
         try:
-            return usable(self, seq)
+            return reuse.usable_leader(state, seq)
         finally:
-            self._state.pool.snapshots = kept
+            state.pool.snapshots = kept
 
-    patch.setattr(planner.Planner, "_usable_leader", blind)
+    patch.setattr(planner, "usable_leader", blind)
 
 
 @planted
