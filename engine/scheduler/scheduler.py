@@ -219,6 +219,7 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> EngineOutput:
         """Process the result of a plan's step. Plans must be passed in the order they were made."""
         planned = self._planned.popleft()
+        assert planned.plan is plan, "plans are run in the order they were made"
         tier = self._pool.tier
         if tier is not None:
             tier.release(load.source for load in plan.loads)
