@@ -150,10 +150,13 @@ class Tokenizer:
         )
 
     def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = False
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """The token ids of each text, as from ``encode``, computed in parallel."""
-        prepared = [text if parse_special else self.guard(text) for text in texts]
+        """The token ids of each text, as from ``encode``, computed in parallel.
+
+        Spellings of special tokens are plain text.
+        """
+        prepared = [self.guard(text) for text in texts]
         for text in prepared:
             _check_encodable(text)
         encodings = self._backend.encode_batch_fast(prepared, add_special_tokens=add_special_tokens)

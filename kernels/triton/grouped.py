@@ -52,7 +52,7 @@ def grouped_matmul(
     *,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """``(x[pair // pairs_a_row] @ weights[expert]^T + bias) * factor``: [pairs, outputs], by pair.
+    """``(x[pair // pairs_per_row] @ weights[expert]^T + bias) * factor``, [pairs, outputs].
 
     Args:
         x: [rows, inputs].
@@ -82,7 +82,7 @@ def _multiply_widened(
     x: torch.Tensor,
     weights: TiledWeight,
     routing: Routing,
-    pairs_a_row: int,
+    pairs_per_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None,
 ) -> None:
@@ -95,7 +95,7 @@ def _multiply_widened(
         own = dense[: (end - first) * outputs]
         widen_lines(own, weights, first * outputs, routing.starts)
         matrices = own.view(-1, outputs, inputs)
-        _multiply(output, x, matrices, routing, first, end, pairs_a_row, factors, biases)
+        _multiply(output, x, matrices, routing, first, end, pairs_per_row, factors, biases)
 
 
 def _multiply(
@@ -105,7 +105,7 @@ def _multiply(
     routing: Routing,
     first: int,
     end: int,
-    pairs_a_row: int,
+    pairs_per_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None,
     *,
@@ -139,7 +139,7 @@ def _multiply(
         weights.stride(1),
         weights.stride(2),
         IS_SLICE=is_slice,
-        PAIRS_A_ROW=pairs_a_row,
+        PAIRS_PER_ROW=pairs_per_row,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
         ROWS=routing.rows,
@@ -166,7 +166,7 @@ def _multiply_packed(
     x: torch.Tensor,
     weights: TiledWeight,
     routing: Routing,
-    pairs_a_row: int,
+    pairs_per_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None,
     *,
@@ -192,7 +192,7 @@ def _multiply_packed(
         factors,
         biases,
         outputs,
-        PAIRS_A_ROW=pairs_a_row,
+        PAIRS_PER_ROW=pairs_per_row,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
         INPUT_TILES=num_input_tiles(weights),
@@ -268,7 +268,7 @@ def _grouped_matmul_kernel(
     output_stride,
     input_stride,
     IS_SLICE: tl.constexpr,
-    PAIRS_A_ROW: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -289,7 +289,7 @@ def _grouped_matmul_kernel(
                 number // (end - first),
                 *(output, x, weights, pairs, starts, tile_starts, factors, biases),
                 *(first_expert, outputs, inputs, expert_stride, output_stride, input_stride),
-                *(PAIRS_A_ROW, NUM_EXPERTS, EXPERTS, ROWS, COLUMNS, DEPTH, IS_TURNED),
+                *(PAIRS_PER_ROW, NUM_EXPERTS, EXPERTS, ROWS, COLUMNS, DEPTH, IS_TURNED),
             )
     else:
         if tl.program_id(0) >= end:
@@ -299,7 +299,7 @@ def _grouped_matmul_kernel(
             tl.program_id(1),
             *(output, x, weights, pairs, starts, tile_starts, factors, biases),
             *(first_expert, outputs, inputs, expert_stride, output_stride, input_stride),
-            *(PAIRS_A_ROW, NUM_EXPERTS, EXPERTS, ROWS, COLUMNS, DEPTH, IS_TURNED),
+            *(PAIRS_PER_ROW, NUM_EXPERTS, EXPERTS, ROWS, COLUMNS, DEPTH, IS_TURNED),
         )
 
 
@@ -321,7 +321,7 @@ def _multiply_tile(
     expert_stride,
     output_stride,
     input_stride,
-    PAIRS_A_ROW: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -336,7 +336,7 @@ def _multiply_tile(
     columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < outputs
     depth = tl.arange(0, DEPTH)
-    x_place = x + (pair // PAIRS_A_ROW * inputs)[:, None] + depth[None, :]
+    x_place = x + (pair // PAIRS_PER_ROW * inputs)[:, None] + depth[None, :]
     base = weights + (expert - first_expert) * expert_stride
     weight_place = (
         base + columns.to(tl.int64)[:, None] * output_stride + (depth * input_stride)[None, :]
@@ -376,7 +376,7 @@ def _grouped_packed_kernel(
     factors,
     biases,
     outputs,
-    PAIRS_A_ROW: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     INPUT_TILES: tl.constexpr,
@@ -407,7 +407,7 @@ def _grouped_packed_kernel(
     if orders is not None:
         order = orders + expert * INPUTS
     # Rows without a pair use the first one, which needs no mask.
-    x_rows = x + pair // PAIRS_A_ROW * INPUTS
+    x_rows = x + pair // PAIRS_PER_ROW * INPUTS
     lines = expert * outputs + tl.minimum(columns, outputs - 1)
     acc = packed_product(
         x_rows,

@@ -78,7 +78,7 @@ def skinny_linear(
         outputs,
         row_stride(x),
         weight.stride(-2),
-        PAIRS_A_ROW=rows.pairs_per_row,
+        PAIRS_PER_ROW=rows.pairs_per_row,
         ROWS=1 if rows.rows_per_program == 1 else MAX_SKINNY_ROWS,
         MADE=made,
         DEPTH=depth,
@@ -138,7 +138,7 @@ def _skinny_kernel(
     outputs,
     x_stride,
     weight_stride,
-    PAIRS_A_ROW: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -158,7 +158,7 @@ def _skinny_kernel(
     wait_for_prior_kernels()
     if experts is not None:
         pair = tl.program_id(1).to(tl.int64)
-        x += pair // PAIRS_A_ROW * x_stride
+        x += pair // PAIRS_PER_ROW * x_stride
         output += pair * outputs
         before = tl.load(experts + pair) * outputs * PARTS
         lines += before

@@ -73,7 +73,7 @@ def skinny_packed_linear(
         weight.inputs,
         outputs,
         row_stride(x),
-        PAIRS_A_ROW=num_rows // max(x.shape[0], 1),
+        PAIRS_PER_ROW=num_rows // max(x.shape[0], 1),
         MADE=made,
         HELD=held,
         WIDTH=width,
@@ -110,7 +110,7 @@ def _skinny_packed_kernel(
     inputs,
     outputs,
     x_stride,
-    PAIRS_A_ROW: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
     MADE: tl.constexpr,
     HELD: tl.constexpr,  # bytes of codes per output
     WIDTH: tl.constexpr,
@@ -138,7 +138,7 @@ def _skinny_packed_kernel(
         tile = tl.load(places, mask=is_held, other=0)
     wait_for_prior_kernels()
     pair = tl.program_id(1).to(tl.int64)
-    x += pair // PAIRS_A_ROW * x_stride
+    x += pair // PAIRS_PER_ROW * x_stride
     output += pair * outputs
     if experts is not None:
         expert = tl.load(experts + pair)

@@ -67,8 +67,8 @@ def read_fields(
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
     ignored = body.ignored() + shape.unread(fields)
-    is_idle = settings.policy not in ("priority", "fair") and "priority" not in ignored
-    if is_idle and getattr(body, "priority", None):
+    has_priorities = settings.policy in ("priority", "fair")
+    if not has_priorities and "priority" not in ignored and getattr(body, "priority", None):
         ignored.append("priority")
     return body, report_ignored(ignored, strict=settings.strict)
 

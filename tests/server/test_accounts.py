@@ -1,4 +1,4 @@
-"""Rate limits, ledgers, quotas and the queue's bound, without a server, on simulated clocks."""
+"""Rate limits, quotas and the bound of the queue, without a server, on simulated clocks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Clock:
         return self.now_s
 
 
-def account(clock: Clock, ledger: RateLimitStore | None = None, **limits: int) -> Account:
-    return Account("anna", Limits(**limits), ledger or RateLimitStore(), clock=clock)
+def account(clock: Clock, store: RateLimitStore | None = None, **limits: int) -> Account:
+    return Account("anna", Limits(**limits), store or RateLimitStore(), clock=clock)
 
 
 def refused(call: object, *arguments: object) -> ApiError:
@@ -154,8 +154,8 @@ from pathlib import Path
 from server.access.account import Account, Limits
 from server.access.rate_limits import RateLimitStore
 from server.errors import ApiError
-ledger = RateLimitStore(Path(sys.argv[1]), int(sys.argv[2]), 4)
-anna, taken = Account("anna", Limits(tokens_per_minute=1000), ledger, clock=lambda: 5.0), 0
+store = RateLimitStore(Path(sys.argv[1]), int(sys.argv[2]), 4)
+anna, taken = Account("anna", Limits(tokens_per_minute=1000), store, clock=lambda: 5.0), 0
 for _ in range(2000):
     try:
         anna.charge(1)
@@ -164,7 +164,7 @@ for _ in range(2000):
     taken += 1
 print(taken)
 """
-    command = [sys.executable, "-c", work, str(tmp_path / "ledger")]
+    command = [sys.executable, "-c", work, str(tmp_path / "store")]
     workers = [
         subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, cwd=ROOT) for n in range(4)
     ]
