@@ -23,7 +23,7 @@ from server.anthropic.content import (
 from server.errors import shorten
 from server.openai.api_model import ApiModel
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.tool_fields import FUNCTION_NAME
+from server.openai.functions import FUNCTION_NAME
 from server.openai.unread_fields import unread_fields
 from server.openai.unsupported import ignored_params, ignored_tool_params
 

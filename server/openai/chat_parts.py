@@ -7,6 +7,9 @@ from typing import Any
 
 from server.openai.outputs import (
     ChatMessage,
+    CustomCall,
+    CustomCallDelta,
+    CustomToolCall,
     Delta,
     FunctionCall,
     FunctionCallDelta,
@@ -43,7 +46,7 @@ class ChatFormatter:
         fields: dict[str, Any] = {}
         if reasoning:
             fields |= dict.fromkeys(self._reasoning_fields, reasoning)
-        if calls and self._as_function_call:
+        if calls and self._as_function_call and isinstance(calls[0], ToolCall):
             fields["function_call"] = calls[0].function
         elif calls:
             fields["tool_calls"] = calls
@@ -68,28 +71,39 @@ class ChatFormatter:
             head = FunctionCallDelta(name=first.name, arguments="")
             if self._as_function_call:
                 return Delta(function_call=head) if first.index == 0 else None
-            call = ToolCallDelta(index=first.index, id=first.id, type="function", function=head)
-            return Delta(tool_calls=[call])
+            begun = ToolCallDelta(index=first.index, id=first.id)
+            if first.is_custom:
+                begun.type, begun.custom = "custom", CustomCallDelta(first.name, "")
+            else:
+                begun.type, begun.function = "function", head
+            return Delta(tool_calls=[begun])
         text = "".join([part.text for part in group if not isinstance(part, ToolCallBegin)])
         if isinstance(first, Text):
             return Delta(content=text)
         if isinstance(first, Reasoning):
             return Delta(**dict.fromkeys(self._reasoning_fields, text))
+        if first.is_custom:
+            added = CustomCallDelta(input=text)
+            return Delta(tool_calls=[ToolCallDelta(index=first.index, custom=added)])
         piece = FunctionCallDelta(arguments=text)
         if self._as_function_call:
             return Delta(function_call=piece) if first.index == 0 else None
         return Delta(tool_calls=[ToolCallDelta(index=first.index, function=piece)])
 
 
-def _tool_calls(parts: Sequence[Part]) -> list[ToolCall]:
-    calls: list[ToolCall] = []
-    arguments: list[list[str]] = []
+def _tool_calls(parts: Sequence[Part]) -> list[ToolCall | CustomToolCall]:
+    begun: list[ToolCallBegin] = []
+    pieces: list[list[str]] = []
     for part in parts:
         if isinstance(part, ToolCallBegin):
-            calls.append(ToolCall(id=part.id, function=FunctionCall(part.name, "")))
-            arguments.append([])
+            begun.append(part)
+            pieces.append([])
         elif isinstance(part, ToolCallArguments):
-            arguments[part.index].append(part.text)
-    for call, pieces in zip(calls, arguments, strict=True):
-        call.function.arguments = "".join(pieces)
-    return calls
+            pieces[part.index].append(part.text)
+    return [_call(each, "".join(texts)) for each, texts in zip(begun, pieces, strict=True)]
+
+
+def _call(begun: ToolCallBegin, text: str) -> ToolCall | CustomToolCall:
+    if begun.is_custom:
+        return CustomToolCall(id=begun.id, custom=CustomCall(begun.name, text))
+    return ToolCall(id=begun.id, function=FunctionCall(begun.name, text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,10 +11,11 @@ from msgspec.structs import asdict
 
 from engine.types import SamplingParams
 from server.openai.content import to_chat_parts
+from server.openai.functions import Function
 from server.openai.inputs import ChatRequest
 from server.openai.messages import Message
 from server.openai.outputs import ChatCompletion, to_json
-from server.openai.tool_fields import Function, ToolChoice
+from server.openai.tool_fields import ToolChoice
 from server.store.chats import ChatStore, StoredChat
 from server.store.database import Database, StoreError
 
@@ -84,15 +86,15 @@ class ChatRecorder:
 
     def _with_request(self, answer: ChatCompletion) -> StoredChatCompletion:
         body, sampling = self._body, self._sampling
-        form = body.response_format
+        form, functions = body.response_format, body.available_functions
         same = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
         return StoredChatCompletion(
             **(asdict(answer) | {"service_tier": "default"}),
             **{name: getattr(sampling, name) for name in same},
             seed=body.seed,
             response_format=form and form.model_dump(by_alias=True, exclude_none=True),
-            tools=[_tool(function) for function in body.available_functions] or None,
-            tool_choice=_choice(body.choice) if body.available_functions else None,
+            tools=[function.as_sent() for function in functions] or None,
+            tool_choice=_choice(body.choice, functions) if functions else None,
             input_user=body.user,
         )
 
@@ -121,21 +123,18 @@ def _to_stored_message(message: Message) -> StoredMessage:
         else to_chat_parts(content),
         name=message.name,
         refusal=message.refusal,
-        tool_calls=[each.model_dump() for each in calls] if calls else None,
+        tool_calls=[each.model_dump(exclude_none=True) for each in calls] if calls else None,
         tool_call_id=message.tool_call_id,
         function_call=None if call is None else call.model_dump(),
         reasoning_content=message.reasoning_content or message.reasoning,
     )
 
 
-def _tool(function: Function) -> dict[str, Any]:
-    return {"type": "function", "function": {**function.definition, "strict": function.strict}}
-
-
-def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+def _choice(choice: ToolChoice, functions: Sequence[Function]) -> str | dict[str, Any]:
     if choice.names is None:
         return choice.mode
-    tools = [{"type": "function", "function": {"name": name}} for name in choice.names]
+    kinds = {tool.name: "function" if tool.custom is None else "custom" for tool in functions}
+    tools = [{"type": kinds[name], kinds[name]: {"name": name}} for name in choice.names]
     if choice.is_named:
         return tools[0]
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}

@@ -9,6 +9,7 @@ from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.output import TextDelta
 from engine.text.tokenizer import Tokenizer
 from server.openai.generation import Choice
+from server.text.custom_input import CustomInputs
 from server.text.dialects import Dialect
 from server.text.parser import AnswerParser
 from server.text.parts import Part, Reasoning, Text
@@ -27,6 +28,7 @@ class ChoiceParser:
         is_thinking: bool,
         dialect: Dialect | None,
         schemas: Mapping[str, Mapping[str, Any]],
+        custom_tools: Collection[str],
         hidden: Collection[str],
         shown_special_ids: frozenset[int],
         buffer_calls: bool,
@@ -38,6 +40,7 @@ class ChoiceParser:
         Args:
             choice: written to.
             tokenizer: the model's.
+            custom_tools: names of the tools whose calls have an input instead of arguments.
             shown_special_ids: ids of the special tokens that markers are, or consist of.
             include_reasoning: include reasoning in the output.
         """
@@ -51,6 +54,7 @@ class ChoiceParser:
             buffer_calls=buffer_calls,
             is_forced=is_forced,
         )
+        self._custom_inputs = CustomInputs(custom_tools) if custom_tools else None
         self._include_reasoning = include_reasoning
         self._counter: _ReasoningCounter | None = None
         if reasoning is not None:
@@ -78,6 +82,8 @@ class ChoiceParser:
             parts += self._parser.finish(truncated=cut)
             if self._parser.ends_in_calls and choice.finish_reason == "stop":
                 choice.finish_reason = "tool_calls"
+        if self._custom_inputs is not None:
+            parts = self._custom_inputs.read(parts, is_last=delta.finished)
         if self._include_reasoning:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]

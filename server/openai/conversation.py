@@ -128,6 +128,8 @@ class Conversation:
         wanted = chat_sampling(body, len(prompt), model)
         (sampling,) = await encode_bad_words([wanted], model)
         await check_grammar(state, body)
+        if tools is not None:
+            await tools.check_patterns(state.grammars)
         thinking = thinking_of(model, body, prompt)
         grammar = _output_grammar(model, body, sampling.grammar, tools, thinking)
         if grammar is not None and grammar is not sampling.grammar:
@@ -194,6 +196,7 @@ class Conversation:
             is_thinking=self._is_thinking,
             dialect=None if tools is None else tools.dialect,
             schemas={} if tools is None else tools.schemas,
+            custom_tools=frozenset() if tools is None else tools.custom_names,
             hidden=self._hidden,
             shown_special_ids=self._shown_special_ids,
             buffer_calls=not self.body.stream,

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from server.openai import content as contents
 from server.openai.api_model import ApiModel
 from server.openai.content import Content, ImagePart, kind_of_part, media_kind
-from server.openai.tool_fields import EarlierCall, EarlierFunction
+from server.openai.tool_fields import EarlierCall, EarlierCustom, EarlierFunction
 from server.openai.unread_fields import always, read_fields_of
 from server.text.answer_format import AnswerFormat
 
@@ -52,7 +52,7 @@ class Message(ApiModel):
     @property
     def num_chars(self) -> int:
         """A lower bound of the characters that this message adds to a prompt."""
-        calls = (call.function.arguments for call in self.tool_calls or [])
+        calls = (call.called.arguments for call in self.tool_calls or [])
         return len(self.text or "") + sum(map(len, calls))
 
     def for_template(self, answer_format: AnswerFormat) -> dict[str, Any]:
@@ -78,9 +78,11 @@ class Message(ApiModel):
 
 
 _EARLIER_FUNCTION = always(read_fields_of((*EarlierFunction.model_fields,)))
+_EARLIER_CUSTOM = always(read_fields_of((*EarlierCustom.model_fields,)))
 _EARLIER_CALL = read_fields_of(
     (*EarlierCall.model_fields, "index"),  # which the deltas of a stream have
     function=_EARLIER_FUNCTION,
+    custom=_EARLIER_CUSTOM,
 )
 kind_of_message = always(
     read_fields_of(

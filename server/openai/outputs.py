@@ -94,12 +94,25 @@ class FunctionCall(Struct):
     arguments: str
 
 
-class ToolCall(Struct, kw_only=True):
-    """A tool call."""
+class ToolCall(Struct, tag_field="type", tag="function", kw_only=True):
+    """A call of a function."""
 
     id: str
-    type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomCall(Struct):
+    """The custom tool and its input, which is a text."""
+
+    name: str
+    input: str
+
+
+class CustomToolCall(Struct, tag_field="type", tag="custom", kw_only=True):
+    """A call of a custom tool."""
+
+    id: str
+    custom: CustomCall
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -110,7 +123,7 @@ class ChatMessage(Struct, kw_only=True):
     refusal: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall | CustomToolCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
 
 
@@ -187,13 +200,21 @@ class FunctionCallDelta(Struct, omit_defaults=True):
     arguments: str | UnsetType = UNSET
 
 
+class CustomCallDelta(Struct, omit_defaults=True):
+    """A chunk's addition to a call of a custom tool, as of a function's."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ToolCallDelta(Struct, kw_only=True):
     """A chunk's addition to a call; the first alone has more than ``index`` and arguments."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionCallDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionCallDelta | UnsetType = UNSET
+    custom: CustomCallDelta | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):

@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
             model.tokenizer, [body.prompt], add_special_tokens=add_special
         )
     else:
-        tools = [tool.function.for_template() for tool in body.tools or []]
+        tools = [tool.callable.for_template() for tool in body.tools or []]
         tokens = (await encode_chat(state, model, body, tools)).token_ids
     strings = [model.tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
     answer = TokenizeResponse(

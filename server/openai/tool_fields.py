@@ -6,7 +6,6 @@ effects.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -22,31 +21,16 @@ from pydantic import (
     model_validator,
 )
 
-from server.openai.tool_schema import schema_problem
+from server.openai.custom_tools import CustomDefinition
+from server.openai.functions import AnyFunction, Function
 from server.openai.unsupported import ignored_tool_params
 from server.text.answer_format import AnswerFormat
+from server.text.custom_input import to_arguments
 
 _MAX_TOOLS = 1024
-FUNCTION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
-_NAME = re.compile(FUNCTION_NAME)
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # as models know it
-_NO_ARGUMENTS: dict[str, Any] = {**_NO_PARAMETERS, "additionalProperties": False}
+_KINDS = ("function", "custom")
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class Function(msgspec.Struct, frozen=True):
-    """A function that the model may call."""
-
-    name: str
-    parameters: dict[str, Any]  # a JSON schema of an object
-    strict: bool
-    definition: dict[str, Any]  # without what is not for the model, in the client's order
-    ignored_fields: dict[str, Any]  # fields without effect
-
-    def for_template(self) -> dict[str, Any]:
-        """The function as chat templates expect it."""
-        return {"type": "function", "function": self.definition}
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -54,30 +38,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
     mode: Literal["none", "auto", "required"] = "auto"
     names: tuple[str, ...] | None = None  # None: all
-    is_named: bool = False  # exactly one call, of the named function
-
-
-def _read_function(value: Any) -> Function:
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")
-    name, parameters = value.get("name"), value.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError("must have a name of 1 to 128 letters, digits, '_', '-' and '.'")
-    if not isinstance(value.get("description", ""), str | None):
-        raise ValueError("must have a description that is a string")
-    if not isinstance(value.get("strict", False), bool | None):
-        raise ValueError("must have a 'strict' that is true or false")
-    if parameters is None:
-        parameters = _NO_ARGUMENTS
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise ValueError("must have parameters that are the JSON schema of an object")
-    if problem := schema_problem(parameters):
-        raise ValueError(f"must have parameters that are a JSON schema; {problem}")
-    about = ("name", "description", "parameters")
-    shown = {key: value[key] for key in value if key in about and value[key] is not None}
-    shown["parameters"] = _NO_PARAMETERS if parameters is _NO_ARGUMENTS else parameters
-    unused = {key: value[key] for key in value if key not in (*about, "strict")}
-    return Function(name, parameters, bool(value.get("strict")), shown, unused)
+    is_named: bool = False  # exactly one call, of the named tool
 
 
 def _read_choice(value: Any) -> ToolChoice | None:
@@ -86,12 +47,12 @@ def _read_choice(value: Any) -> ToolChoice | None:
     if value in ("none", "auto", "required"):
         return ToolChoice(value)
     if isinstance(value, dict):
-        if value.get("type") == "function" and (name := _function_name(value)) is not None:
+        if value.get("type") in _KINDS and (name := _tool_name(value)) is not None:
             return ToolChoice("required", (name,), is_named=True)
         allowed = value.get("allowed_tools", value)  # Responses sends it without the inner object
         if value.get("type") == "allowed_tools" and isinstance(allowed, dict):
             return _read_allowed(allowed)
-    raise ValueError("must be 'none', 'auto', 'required', or name a function or allowed tools")
+    raise ValueError("must be 'none', 'auto', 'required', or name a tool or allowed tools")
 
 
 def _read_function_call(value: Any) -> ToolChoice | None:
@@ -107,53 +68,47 @@ def _read_allowed(allowed: Mapping[str, Any]) -> ToolChoice:
     mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
     if mode not in ("auto", "required"):
         raise ValueError("must allow tools with mode 'auto' or 'required'")
-    names = [_function_name(tool) for tool in tools] if isinstance(tools, list) else []
+    names = [_tool_name(tool) for tool in tools] if isinstance(tools, list) else []
     if not names or None in names:
-        raise ValueError("must list the functions that are allowed")
+        raise ValueError("must list the tools that are allowed")
     return ToolChoice(mode, tuple(name for name in names if name is not None))
 
 
-def _function_name(tool: Any) -> str | None:
+def _tool_name(tool: Any) -> str | None:
     """The name in ``{"type": "function", "function": {"name": ...}}``, or without the inner one."""
     if not isinstance(tool, dict):
         return None
-    function = tool.get("function", tool)
-    name = function.get("name") if isinstance(function, dict) else None
+    kind = tool.get("type")
+    inner = tool.get(kind if kind in _KINDS else "function", tool)
+    name = inner.get("name") if isinstance(inner, dict) else None
     return name if isinstance(name, str) else None
 
 
 def _check_names(tools: list[Tool]) -> list[Tool]:
-    _check_functions([tool.function for tool in tools])
+    _check_functions([tool.callable for tool in tools])
     return tools
 
 
 def _check_functions(functions: list[Function]) -> list[Function]:
     for name, count in Counter(function.name for function in functions).items():
         if count > 1:
-            raise ValueError(f"must not hold two functions named {name!r}")
+            raise ValueError(f"must not hold two tools named {name!r}")
     return functions
 
 
-_FUNCTION = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": {"type": "string", "pattern": FUNCTION_NAME},
-        "description": {"type": ["string", "null"]},
-        "parameters": {"type": ["object", "null"]},
-        "strict": {"type": ["boolean", "null"]},
-    },
-}
 _NAMED = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
 _CHOICE = {
     "anyOf": [
         {"type": "null"},
         {"enum": ["none", "auto", "required"]},
-        {
-            "type": "object",
-            "required": ["type", "function"],
-            "properties": {"type": {"const": "function"}, "function": _NAMED},
-        },
+        *(
+            {
+                "type": "object",
+                "required": ["type", kind],
+                "properties": {"type": {"const": kind}, kind: _NAMED},
+            }
+            for kind in _KINDS
+        ),
         {
             "type": "object",
             "required": ["type", "allowed_tools"],
@@ -175,18 +130,49 @@ _CHOICE = {
 
 _FUNCTION_CALL = {"anyOf": [{"type": "null"}, {"enum": ["none", "auto"]}, _NAMED]}
 
-AnyFunction = Annotated[Function, PlainValidator(_read_function), WithJsonSchema(_FUNCTION)]
-
 
 class _ToolModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
-class Tool(_ToolModel):
+# What pydantic's own schema does not say: the rest is in the field that ``type`` names.
+_BY_TYPE: dict[str, Any] = {
+    "oneOf": [
+        {"properties": {"type": {"const": "function"}}, "required": ["function"]},
+        {"properties": {"type": {"const": "custom"}}, "required": ["type", "custom"]},
+    ]
+}
+
+
+class _ToolOrCall(_ToolModel):
+    """Something whose ``type`` names the field that has the rest."""
+
+    model_config = ConfigDict(json_schema_extra=_BY_TYPE)
+
+    type: Any
+
+    @model_validator(mode="after")
+    def _has_its_kind(self) -> Self:
+        if getattr(self, self.type) is None:
+            raise ValueError(f"{self.type}: is required")
+        return self
+
+
+class Tool(_ToolOrCall):
     """A tool that the model may call."""
 
-    type: Literal["function"]
-    function: AnyFunction
+    type: Literal["function", "custom"]
+    function: AnyFunction | None = None
+    custom: CustomDefinition | None = None
+
+    @property
+    def callable(self) -> Function:
+        """The tool, or the function that stands for it."""
+        if self.type == "custom":
+            assert self.custom is not None
+            return self.custom.to_function()
+        assert self.function is not None
+        return self.function
 
 
 class EarlierFunction(_ToolModel):
@@ -196,16 +182,33 @@ class EarlierFunction(_ToolModel):
     arguments: str | dict[str, Any] = "{}"
 
 
-class EarlierCall(_ToolModel):
+class EarlierCustom(_ToolModel):
+    """The custom tool of an earlier call."""
+
+    name: str
+    input: str
+
+
+class EarlierCall(_ToolOrCall):
     """An earlier call, as sent in the history."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: EarlierFunction
+    type: Literal["function", "custom"] = "function"
+    function: EarlierFunction | None = None
+    custom: EarlierCustom | None = None
+
+    @property
+    def called(self) -> EarlierFunction:
+        """The function that was called, or the one that stands for the custom tool."""
+        if self.type == "custom":
+            assert self.custom is not None
+            return EarlierFunction(name=self.custom.name, arguments=to_arguments(self.custom.input))
+        assert self.function is not None
+        return self.function
 
     def for_template(self, answer_format: AnswerFormat) -> dict[str, Any]:
         """The call as the chat template of a model with this answer format expects it."""
-        function = self.function
+        function = self.called
         arguments = answer_format.template_arguments(function.arguments)
         call: dict[str, Any] = {"type": "function"}
         call["function"] = {"name": function.name, "arguments": arguments}
@@ -254,15 +257,20 @@ class ToolFields(BaseModel):
         names: list[str] = []
         for index, tool in enumerate(self.tools or ()):
             names += ignored_tool_params(tool.model_extra, f"tools.{index}.")
-            names += ignored_tool_params(tool.function.ignored_fields, f"tools.{index}.function.")
+            if tool.custom is not None and tool.type == "custom":
+                names += tool.custom.ignored(f"tools.{index}.custom.")
+            elif tool.function is not None:
+                names += ignored_tool_params(
+                    tool.function.ignored_fields, f"tools.{index}.function."
+                )
         for index, function in enumerate(self.functions or ()):
             names += ignored_tool_params(function.ignored_fields, f"functions.{index}.")
         return names
 
     @property
     def available_functions(self) -> list[Function]:
-        """The request's functions."""
-        return self.functions or [tool.function for tool in self.tools or []]
+        """The request's functions, and those that stand for its custom tools."""
+        return self.functions or [tool.callable for tool in self.tools or []]
 
     @property
     def choice(self) -> ToolChoice:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from engine.types import Grammar
 from server.errors import bad_field
-from server.openai.tool_fields import Function, ToolFields
+from server.grammars import GrammarValidator
+from server.openai.functions import Function
+from server.openai.tool_fields import ToolFields
 from server.text.answer_format import AnswerFormat
 from server.text.dialects import Dialect
 from server.text.tool_grammar import CallableTool
@@ -56,6 +59,18 @@ class ToolUse:
     def schemas(self) -> dict[str, dict[str, Any]]:
         """JSON schemas of the arguments of the callable functions, by name."""
         return {function.name: function.parameters for function in self.callable}
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """Names of the callable custom tools."""
+        return frozenset(tool.name for tool in self.callable if tool.custom is not None)
+
+    async def check_patterns(self, grammars: GrammarValidator) -> None:
+        """Raise ApiError (400) that names the custom tool whose format cannot be enforced."""
+        for index, tool in enumerate(self.shown):
+            if tool.pattern is not None:
+                place = f"{self.field}.{index}.custom.format"
+                await grammars.check(Grammar("regex", tool.pattern), param=place)
 
     def for_template(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them."""

@@ -69,7 +69,7 @@ class LarkBuilder:
         matching = " & ".join(map(regex, patterns))
         found = self._special.search(text) if self._special_ids else None
         if found is None:
-            without = regex(rf"(.|\n)*{_escaped(text)}(.|\n)*")
+            without = regex(rf"(.|\n)*{escaped(text)}(.|\n)*")
             return self.rule(f"({matching} & ~{without}) {_quoted(text)}", terminal=True)
         before = _quoted(text[: found.start()])
         whole = self.rule(f"({matching}) {before}" if found.start() else matching, terminal=True)
@@ -93,7 +93,8 @@ def regex(pattern: str) -> str:
     return f"/{''.join(out)}/"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A regular expression in Rust's syntax that matches only ``text``."""
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 

@@ -144,6 +144,14 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **function}}
 
 
+def custom(**fields: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "f", **fields}}
+
+
+def input_grammar(syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
 NAMED = {"type": "function", "function": {"name": "absent"}}
 
 
@@ -334,7 +342,21 @@ ROWS = [
     ),
     chat("77 twice", "tools", tools=[TOOL, TOOL]),
     chat("77 twice", "functions", functions=[TOOL["function"]] * 2),
-    chat("77 kind", "tools.0.type", tools=[{"type": "custom", "custom": {"name": "f"}}]),
+    chat("77 kind", "tools.0.type", tools=[{"type": "functoin", "function": {"name": "f"}}]),
+    chat("77 no custom tool", "tools.0.custom", tools=[{**TOOL, "type": "custom"}]),
+    chat("77 bad name", "tools.0.custom.name", tools=[custom(name="a b")]),
+    chat("77 bad format", "tools.0.custom.format.type", tools=[custom(format={"type": "json"})]),
+    chat(
+        "77 bad grammar",
+        "tools.0.custom.format",
+        tools=[custom(format=input_grammar("regex", "(["))],
+    ),
+    chat(
+        "77 catastrophic grammar",
+        "tools.0.custom.format",
+        tools=[custom(format=input_grammar("regex", CATASTROPHE["pattern"]))],
+        code="grammar_timeout",
+    ),
     chat("78 tool_choice", "tool_choice", tools=[TOOL], tool_choice=NAMED),
     chat("78 no tools", "tool_choice", tool_choice="required"),
     chat("78 unknown choice", "tool_choice", tools=[TOOL], tool_choice="any"),

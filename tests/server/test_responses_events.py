@@ -302,13 +302,15 @@ def test_the_order_of_a_call(reason: FinishReason, status: str) -> None:
     assert item.status == status
 
 
-def test_the_input_of_a_custom_call_is_what_its_argument_says() -> None:
+def test_the_input_of_a_custom_call_arrives_in_pieces() -> None:
     assembly = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
-    events = assembly.push([ToolCallBegin(0, "call_1", "c"), ToolCallArguments(0, '{"in')], [])
-    events += assembly.push([ToolCallArguments(0, 'put": "a\\n\\"b\\""}')], [])
+    parts = [ToolCallBegin(0, "call_1", "c", True), ToolCallArguments(0, "a\n", True)]
+    events = assembly.push(parts, [])
+    events += assembly.push([ToolCallArguments(0, '"b"', True)], [])
     events += assembly.end("tool_calls", USAGE)
     assert [event.__struct_config__.tag for event in events] == [
         "response.output_item.added",
+        "response.custom_tool_call_input.delta",
         "response.custom_tool_call_input.delta",
         "response.custom_tool_call_input.done",
         "response.output_item.done",
@@ -316,9 +318,9 @@ def test_the_input_of_a_custom_call_is_what_its_argument_says() -> None:
     (item,) = assembly.response.output
     assert (item.call_id, item.name, item.input) == ("call_1", "c", 'a\n"b"')
     cut = ResponseBuilder(blank(), Numbering(), lambda: 5.0, TOOLS)
-    cut.push([ToolCallBegin(0, "call_1", "c"), ToolCallArguments(0, '{"input": "a\\nb')], [])
+    cut.push(parts, [])
     cut.end("length", USAGE)
-    assert (cut.response.output[0].input, cut.response.output[0].status) == ("a\nb", "incomplete")
+    assert (cut.response.output[0].input, cut.response.output[0].status) == ("a\n", "incomplete")
 
 
 @pytest.mark.parametrize(

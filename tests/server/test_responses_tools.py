@@ -99,9 +99,11 @@ async def test_a_namespace_is_part_of_its_tools_names(app: Application) -> None:
 
 async def test_a_custom_tool_is_called_with_a_text(app: Application) -> None:
     arguments = json.dumps({"input": "*** Begin\n+x\n"})
+    recursive = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")" | "x"'}
+    patch = {**PATCH, "format": recursive}
     written = f'<tool_call>{{"name": "apply_patch", "arguments": {arguments}}}</tool_call>'
-    response, prompt, call = await ask(app, written, tools=[PATCH])
-    assert "start: /.+/" in prompt
+    response, prompt, call = await ask(app, written, tools=[patch])
+    assert 'must match this lark grammar:\\nstart: \\"(\\" start' in prompt
     assert call.headers["x-quire-ignored-params"] == "tools.0.format"
     (item,) = response["output"]
     assert item["type"] == "custom_tool_call"
@@ -110,7 +112,7 @@ async def test_a_custom_tool_is_called_with_a_text(app: Application) -> None:
     _, prompt, call = await ask(app, "Hello", input=[item, output], tools=[PATCH])
     assert f'"arguments": {arguments}' in prompt
     assert "[tool]Done" in prompt
-    assert call.headers["x-quire-ignored-params"] == "tools.0.format"
+    assert "x-quire-ignored-params" not in call.headers  # this one is held
 
 
 async def test_a_custom_tool_can_be_required(app: Application) -> None:
@@ -119,6 +121,19 @@ async def test_a_custom_tool_can_be_required(app: Application) -> None:
     response, _, _ = await ask(app, written, tools=[SHELL, PATCH], tool_choice=choice)
     assert response["output"][0]["input"] == "x"
     assert response["tool_choice"] == choice
+
+
+async def test_a_format_that_cannot_be_held_is_named_where_it_is(app: Application) -> None:
+    behind = {"type": "grammar", "syntax": "regex", "definition": "(?<=a)b"}
+    inside = {**MCP, "tools": [MCP["tools"][0], {"type": "custom", "name": "p", "format": behind}]}
+    refused = await app.post(PATH, input="Hi", tools=[SHELL, inside]).done()
+    assert (refused.status, refused.error["param"]) == (400, "tools.1.tools.1.format")
+    assert "look-around" in refused.error["message"]
+    for lacking in ("syntax", "definition"):
+        part = {name: value for name, value in behind.items() if name != lacking}
+        tools = [{"type": "custom", "name": "p", "format": part}]
+        refused = await app.post(PATH, input="Hi", tools=tools).done()
+        assert (refused.status, refused.error["param"]) == (400, f"tools.0.format.{lacking}")
 
 
 UNENFORCEABLE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}

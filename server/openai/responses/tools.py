@@ -1,8 +1,7 @@
 """The tools of a request: functions, custom tools, and namespaces of both.
 
-Chat templates know functions alone. So a custom tool, whose input is a text, is shown to the model
-as a function with that text as its only argument, and a tool of a namespace under a name that
-begins with the namespace's. ``OfferedTool`` translates in both directions.
+A tool of a namespace is shown to the model under a name that begins with the namespace's.
+``OfferedTool`` translates in both directions.
 
 Agents also list tools that OpenAI's servers run, such as a web search. Beside tools of the client's
 own these are left out and reported; a request that has no others is refused.
@@ -10,20 +9,19 @@ own these are left out and reported; a request that has no others is refused.
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Collection
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
-from pydantic import Field
-from pydantic_core import from_json
+from pydantic import Field, model_validator
 
 from server.errors import bad_field, shorten
 from server.openai.api_model import ApiModel
+from server.openai.custom_tools import Definition
+from server.openai.functions import FUNCTION_NAME
 from server.openai.responses import outputs
-from server.openai.tool_fields import FUNCTION_NAME
 from server.openai.unsupported import ignored_tool_params
+from server.text.custom_input import Syntax, input_pattern
 
 # Kinds of tools that OpenAI's servers run, or that its own models are trained to use.
 _HOSTED = frozenset(
@@ -43,13 +41,6 @@ _HOSTED = frozenset(
         "web_search_preview",
     }
 )
-_INPUT = "input"  # the only argument of a custom tool's function
-_INPUT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {_INPUT: {"type": "string"}},
-    "required": [_INPUT],
-    "additionalProperties": False,
-}
 
 Name = Annotated[str, Field(pattern=FUNCTION_NAME)]
 
@@ -65,11 +56,32 @@ class ResponseTool(ApiModel):
 
 
 class InputFormat(ApiModel):
-    """What the input of a custom tool looks like; told to the model, not enforced."""
+    """What the input of a custom tool looks like."""
 
     type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
-    definition: str | None = None
+    syntax: Syntax | None = None
+    definition: Definition | None = None
+
+    @model_validator(mode="after")
+    def _has_its_grammar(self) -> Self:
+        for field in ("syntax", "definition"):
+            if self.type == "grammar" and getattr(self, field) is None:
+                raise ValueError(f"{field}: is required for a grammar")
+        return self
+
+    @property
+    def is_held(self) -> bool:
+        """Whether inputs have this format; otherwise the model is only told of it."""
+        if self.syntax is None or self.definition is None:
+            return True
+        return input_pattern(self.syntax, self.definition) is not None
+
+    def for_chat(self) -> dict[str, Any]:
+        """The format as a chat request has it."""
+        if self.type == "text":
+            return {"type": "text"}
+        grammar = {"syntax": self.syntax, "definition": self.definition}
+        return {"type": "grammar", "grammar": grammar}
 
 
 class CustomTool(ApiModel):
@@ -121,13 +133,13 @@ class OfferedTool(NamedTuple):
     def for_chat(self, loose: Collection[str]) -> dict[str, Any]:
         """The tool as a chat request has it."""
         tool = self.definition
-        function: dict[str, Any] = {"name": self.name, "strict": self.is_strict(loose)}
+        shown: dict[str, Any] = {"name": self.name, "description": tool.description}
         if isinstance(tool, CustomTool):
-            function |= {"description": _description(tool), "parameters": _INPUT_SCHEMA}
+            shown["format"] = None if tool.format is None else tool.format.for_chat()
         else:
-            function |= {"description": tool.description, "parameters": tool.parameters}
-        given = {key: value for key, value in function.items() if value is not None}
-        return {"type": "function", "function": given}
+            shown |= {"parameters": tool.parameters, "strict": self.is_strict(loose)}
+        given = {key: value for key, value in shown.items() if value is not None}
+        return {"type": tool.type, tool.type: given}
 
 
 class Group(NamedTuple):
@@ -169,8 +181,9 @@ class ToolSet(msgspec.Struct, frozen=True):
             definition = tool.definition
             names += ignored_tool_params(definition.model_extra, f"{tool.where}.")
             form = definition.format if isinstance(definition, CustomTool) else None
-            if form is not None and form.type == "grammar":
-                names.append(f"{tool.where}.format")
+            if form is not None:
+                names += ignored_tool_params(form.model_extra, f"{tool.where}.format.")
+                names += [] if form.is_held else [f"{tool.where}.format"]
         return names
 
 
@@ -228,21 +241,6 @@ def shown_name(name: str, namespace: str | None) -> str:
     return f"{namespace.rstrip('_')}__{name}"
 
 
-def to_arguments(text: str) -> str:
-    """The arguments of a custom tool's function, for an earlier call with this input."""
-    return json.dumps({_INPUT: text}, ensure_ascii=False)
-
-
-def to_input(arguments: str) -> str:
-    """The input in a custom tool's arguments, as far as they go; all of them if they have none."""
-    found: Any = None
-    with contextlib.suppress(ValueError):
-        found = from_json(arguments, allow_partial="trailing-strings")
-    if isinstance(found, Mapping) and isinstance(text := found.get(_INPUT, ""), str):
-        return text
-    return arguments
-
-
 def _read_tool(tool: Any, where: str, namespace: str | None = None) -> OfferedTool:
     if not isinstance(tool, dict):
         raise bad_field(where, "must be an object")
@@ -257,7 +255,7 @@ def _read_tool(tool: Any, where: str, namespace: str | None = None) -> OfferedTo
 
 def _not_supported(where: str, kind: str) -> Exception:
     return bad_field(
-        f"{where}.type", f"{shorten(kind, 40)!r} is not supported; tools are functions"
+        f"{where}.type", f"{shorten(kind, 40)!r} is not supported; send functions and custom tools"
     )
 
 
@@ -275,11 +273,3 @@ def _echo(tool: OfferedTool, loose: Collection[str]) -> outputs.FunctionTool | o
     return outputs.FunctionTool(
         definition.name, definition.parameters, tool.is_strict(loose), definition.description
     )
-
-
-def _description(tool: CustomTool) -> str | None:
-    form = tool.format
-    if form is None or not form.definition:
-        return tool.description
-    told = f"The input must match this {form.syntax or ''} grammar:\n{form.definition}"
-    return "\n\n".join(filter(None, (tool.description, told)))

@@ -18,7 +18,7 @@ from server.openai.responses.items import (
     MessageItem,
     ReasoningItem,
 )
-from server.openai.responses.tools import ToolSet, shown_name, to_arguments
+from server.openai.responses.tools import ToolSet, shown_name
 
 # Chat's field names and this API's; the first that matches counts.
 _FIELD_NAMES = {
@@ -29,7 +29,7 @@ _FIELD_NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-_TOOL_FIELD = re.compile(r"tools\.(\d+)\b.*")
+_TOOL_FIELD = re.compile(r"tools\.(\d+)\b(?:\.custom(\.format))?.*")
 
 
 def chat_body(
@@ -85,11 +85,13 @@ def to_chat_messages(instructions: str | None, items: Sequence[Item]) -> list[di
                 last["reasoning_content"] = last.get("reasoning_content", "") + item.text()
             case CallItem() | CustomCallItem():
                 name = shown_name(item.name, item.namespace or None)
-                is_custom = isinstance(item, CustomCallItem)
-                arguments = to_arguments(item.input) if is_custom else item.arguments
-                function = {"name": name, "arguments": arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                _assistant_message(messages).setdefault("tool_calls", []).append(call)
+                if isinstance(item, CustomCallItem):
+                    call = {"type": "custom", "custom": {"name": name, "input": item.input}}
+                else:
+                    function = {"name": name, "arguments": item.arguments}
+                    call = {"type": "function", "function": function}
+                called = _assistant_message(messages).setdefault("tool_calls", [])
+                called.append({"id": item.call_id, **call})
             case CallOutputItem():
                 messages.append(
                     {"role": "tool", "tool_call_id": item.call_id, "content": item.for_chat()}
@@ -120,7 +122,7 @@ def translate_errors(tools: ToolSet | None = None) -> Iterator[None]:
         theirs = param.split(".")[0]
         ours = _FIELD_NAMES.get(theirs)
         if tools is not None and (place := _TOOL_FIELD.fullmatch(param)):
-            theirs, ours = param, tools.offered[int(place[1])].where
+            theirs, ours = param, tools.offered[int(place[1])].where + (place[2] or "")
         if ours is None:
             raise
         message = api_error.message.replace(f"'{param}'", f"'{ours}'")

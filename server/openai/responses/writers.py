@@ -40,7 +40,7 @@ from server.openai.responses.items import (
     ReasoningText,
     SummaryText,
 )
-from server.openai.responses.tools import OfferedTool, to_input
+from server.openai.responses.tools import OfferedTool
 
 
 class Writer(Protocol):
@@ -125,7 +125,7 @@ class _AnyCallWriter(ABC):
         self._call_id = call_id
         self._name = tool.definition.name
         self._namespace = tool.namespace or UNSET
-        self._arguments: list[str] = []
+        self._pieces: list[str] = []  # of its arguments, or of its input
 
     def begin(self) -> list[Event]:
         """See ``Writer``."""
@@ -144,7 +144,7 @@ class CallWriter(_AnyCallWriter):
 
     def add(self, text: str) -> list[Event]:
         """Add a piece of the arguments."""
-        self._arguments.append(text)
+        self._pieces.append(text)
         number = self._next_number()
         return [ArgumentsDelta(sequence_number=number, delta=text, **self._part_fields)]
 
@@ -154,7 +154,7 @@ class CallWriter(_AnyCallWriter):
             ArgumentsDone(
                 sequence_number=self._next_number(),
                 name=self._name,
-                arguments="".join(self._arguments),
+                arguments="".join(self._pieces),
                 **self._part_fields,
             ),
             ItemDone(
@@ -168,33 +168,34 @@ class CallWriter(_AnyCallWriter):
             id=self._id,
             call_id=self._call_id,
             name=self._name,
-            arguments="".join(self._arguments),
+            arguments="".join(self._pieces),
             status=status,
             namespace=self._namespace,
         )
 
 
 class CustomCallWriter(_AnyCallWriter):
-    """A call of a custom tool. Its input is known, and sent, when its arguments are complete."""
+    """A call of a custom tool."""
 
     _ID_PREFIX = "ctc"
 
     def add(self, text: str) -> list[Event]:
-        """Add a piece of the arguments that hold the input."""
-        self._arguments.append(text)
-        return []
+        """Add a piece of the input."""
+        self._pieces.append(text)
+        number = self._next_number()
+        return [InputDelta(sequence_number=number, delta=text, **self._part_fields)]
 
     def end(self, status: ItemStatus) -> list[Event]:
         """See ``Writer``."""
-        item = self.item(status)
-        whole, part, number = item.input, self._part_fields, self._next_number
-        events: list[Event] = []
-        if whole:
-            events.append(InputDelta(sequence_number=number(), delta=whole, **part))
         return [
-            *events,
-            InputDone(sequence_number=number(), input=whole, **part),
-            ItemDone(sequence_number=number(), item=item, **self._item_fields),
+            InputDone(
+                sequence_number=self._next_number(),
+                input="".join(self._pieces),
+                **self._part_fields,
+            ),
+            ItemDone(
+                sequence_number=self._next_number(), item=self.item(status), **self._item_fields
+            ),
         ]
 
     def item(self, status: ItemStatus) -> CustomCallItem:
@@ -203,7 +204,7 @@ class CustomCallWriter(_AnyCallWriter):
             id=self._id,
             call_id=self._call_id,
             name=self._name,
-            input=to_input("".join(self._arguments)),
+            input="".join(self._pieces),
             status=status,
             namespace=self._namespace,
         )
