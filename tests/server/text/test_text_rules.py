@@ -13,8 +13,9 @@ from jsonschema import FormatChecker
 
 from engine.paths import default_model_dir
 from engine.text.tokenizer import Tokenizer
-from server.text import dialects
+from server.text import dialects, reasoning
 from server.text.answer_grammar import AnswerRules
+from server.text.custom_input import CustomInputs, input_schema
 from server.text.parser import AnswerParser
 from server.text.parts import ToolCallArguments
 from server.text.text_rules import text_patterns
@@ -143,3 +144,38 @@ def test_a_pattern_may_be_found_anywhere_but_for_its_anchors(
     (whole,) = text_patterns({"type": "string", "pattern": pattern})
     assert re.fullmatch(whole, right)
     assert not re.fullmatch(whole, wrong)
+
+
+INPUT = r'(\+[a-z/\\]{1,4}\n){2}(<"x">)?'
+
+
+@pytest.mark.parametrize("kind", ["plain", "special"])
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+def test_the_input_of_a_custom_tool_has_its_form(
+    name: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    dialect = dialects.BY_NAME[name]
+    marks = special_ids(tokenizer, dialect)
+    schema = input_schema(INPUT)
+    rules = AnswerRules(
+        dialect=dialect,
+        tools=[CallableTool("save", schema, True)],
+        is_required=True,
+        is_parallel=False,
+        special_ids=marks,
+        in_channels=name == "harmony",
+    )
+    grammar = rules.grammar()
+    assert grammar is not None
+    marker = reasoning.BY_NAME["harmony"] if name == "harmony" else None
+    for seed in range(2):
+        ids = draw(tokenizer, grammar, random.Random(seed))
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        parser = AnswerParser(
+            reasoning=marker, dialect=dialect, schemas={"save": schema}, hidden=marks
+        )
+        inputs = CustomInputs({"save"})
+        parts = inputs.read(parser.push(text) + parser.finish(), is_last=True)
+        pieces = [part.text for part in parts if isinstance(part, ToolCallArguments)]
+        assert re.fullmatch(INPUT, "".join(pieces)), text
