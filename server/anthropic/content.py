@@ -1,4 +1,4 @@
-"""The blocks of messages: text, images, thinking, tool use and tool results."""
+"""The blocks of messages: text, images, documents, thinking, tool use and tool results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from server.errors import shorten
+from server.openai.documents import decode_file, text_of_file
 from server.openai.unread_fields import always, by_type, read_fields_of
 
 _MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
@@ -24,6 +25,14 @@ class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
 
     media_type: str
     data: str  # base64
+
+
+class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
+    """A document of text, and perhaps images."""
+
+    content: list[TextBlock | ImageBlock]
+    title: str | None
+    context: str | None  # about the document, for the model
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
@@ -48,7 +57,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
     """The result of a tool call."""
 
     tool_use_id: str
-    content: list[TextBlock | ImageBlock]
+    content: list[TextBlock | ImageBlock | DocumentBlock]
     is_error: bool
 
 
@@ -56,18 +65,28 @@ _TEXT = read_fields_of(("type", "text"))
 _IMAGE = read_fields_of(
     ("type", "source"), source=always(read_fields_of(("type", "media_type", "data")))
 )
+_DOCUMENT = read_fields_of(
+    ("type", "source", "title", "context"),
+    source=always(
+        read_fields_of(
+            ("type", "media_type", "data", "content"),
+            content=by_type({"text": _TEXT, "image": _IMAGE}),
+        )
+    ),
+)
 # Arguments of calls are the tool's own.
 _kind_of_block = by_type(
     {
         "text": _TEXT,
         "image": _IMAGE,
+        "document": _DOCUMENT,
         # A signature proves where thinking comes from, and none is asked for.
         "thinking": read_fields_of(("type", "thinking", "signature")),
         "redacted_thinking": read_fields_of(("type",)),
         "tool_use": read_fields_of(("type", "id", "name", "input")),
         "tool_result": read_fields_of(
             ("type", "tool_use_id", "content", "is_error"),
-            content=by_type({"text": _TEXT, "image": _IMAGE}),
+            content=by_type({"text": _TEXT, "image": _IMAGE, "document": _DOCUMENT}),
         ),
     }
 )
@@ -75,7 +94,13 @@ kind_of_message = always(read_fields_of(("role", "content"), content=_kind_of_bl
 kind_of_system = by_type({"text": _TEXT})
 
 Block = (
-    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
 )
 
 
@@ -121,20 +146,63 @@ def _read_block(block: Any, index: int) -> Block:
             return ToolResultBlock(_string(block, "tool_use_id", index), content, is_error is True)
         case "image":
             return _read_image(block.get("source"), index)
+        case "document":
+            try:
+                return _read_document(block)
+            except ValueError as error:
+                raise ValueError(f"block {index} of type 'document' {error}") from None
         case kind:
-            # This includes documents, which no model here accepts.
             raise ValueError(f"block {index} of type {shorten(str(kind), 40)!r} is not supported")
 
 
-def _read_result(value: Any, index: int) -> list[TextBlock | ImageBlock]:
-    content: list[TextBlock | ImageBlock] = []
+def _read_result(value: Any, index: int) -> list[TextBlock | ImageBlock | DocumentBlock]:
+    content: list[TextBlock | ImageBlock | DocumentBlock] = []
     try:
         for block in read_content(value):
-            if not isinstance(block, (TextBlock, ImageBlock)):
-                raise ValueError("must be a string or a list of text and image blocks")
+            if not isinstance(block, (TextBlock, ImageBlock, DocumentBlock)):
+                raise ValueError("must be a string or a list of text, image and document blocks")
             content.append(block)
     except ValueError as error:
         raise ValueError(f"block {index}: its content {error}") from None
+    return content
+
+
+def _read_document(block: Mapping[str, Any]) -> DocumentBlock:
+    """Parse a document. Raises ValueError, which follows the block's name."""
+    title, context, source = (block.get(name) for name in ("title", "context", "source"))
+    for name, value in (("title", title), ("context", context)):
+        if not isinstance(value, str | None):
+            raise ValueError(f"must have a {name!r} that is a string")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind not in ("text", "base64", "content"):
+        problem = "must have a 'source' of type 'text', 'base64' or 'content'; nothing is fetched"
+        raise ValueError(problem)
+    if kind == "content":
+        try:
+            return DocumentBlock(_read_parts(source.get("content")), title, context)
+        except ValueError as error:
+            raise ValueError(f"has a source whose content {error}") from None
+    media_type, data = source.get("media_type"), source.get("data")
+    if media_type != "text/plain":
+        shown = shorten(str(media_type), 40)
+        raise ValueError(f"is of the media type {shown!r}; only 'text/plain' is read here")
+    if not isinstance(data, str):
+        raise ValueError("must have 'data' that is a string")
+    text = data
+    if kind == "base64":
+        try:
+            text = text_of_file(decode_file(data))
+        except ValueError as error:
+            raise ValueError(f"has 'data' that {error}") from None
+    return DocumentBlock([TextBlock(text)], title, context)
+
+
+def _read_parts(value: Any) -> list[TextBlock | ImageBlock]:
+    content: list[TextBlock | ImageBlock] = []
+    for block in read_content(value):
+        if not isinstance(block, (TextBlock, ImageBlock)):
+            raise ValueError("must hold text and images alone")
+        content.append(block)
     return content
 
 

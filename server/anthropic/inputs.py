@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from server.anthropic.content import (
     Block,
+    DocumentBlock,
     ImageBlock,
     RedactedThinkingBlock,
     TextBlock,
@@ -34,7 +35,7 @@ _MIN_THINKING_TOKENS = 1024
 _BLOCK = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
 _BLOCKS: dict[str, tuple[type[Block], ...]] = {
-    "user": (TextBlock, ImageBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }

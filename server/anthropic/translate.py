@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.errors import RequestError
 from server.anthropic.content import (
+    DocumentBlock,
     ImageBlock,
     TextBlock,
     ThinkingBlock,
@@ -22,6 +23,7 @@ from server.anthropic.inputs import (
     ToolChoice,
 )
 from server.errors import ApiError, to_api_error
+from server.openai.documents import END, begin_document, show_document
 
 _THINKING_KWARGS = ("enable_thinking", "thinking")  # names of chat templates' variables for it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -84,7 +86,7 @@ def _messages(request: TokenCountRequest) -> list[dict[str, Any]]:
     """The messages in chat's form; adjacent ones of one role are merged, as this API does."""
     messages: list[dict[str, Any]] = []
     if request.system:
-        messages.append({"role": "system", "content": [_part(TextBlock(request.system))]})
+        messages.append({"role": "system", "content": [_text(request.system)]})
     names: dict[str, str] = {}  # of tools, by their calls' ids
     for message in request.messages:
         if message.role == "assistant":
@@ -99,7 +101,7 @@ def _add_non_assistant(
 ) -> None:
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            content = [_part(each) for each in block.content]
+            content = [part for each in block.content for part in _parts(each)]
             if block.is_error:  # chat can express a failed call only in its text
                 text = content.pop(0)["text"] if content and "text" in content[0] else ""
                 content.insert(0, {"type": "text", "text": f"Error: {text}"})
@@ -107,17 +109,28 @@ def _add_non_assistant(
             if block.tool_use_id in names:
                 result["name"] = names[block.tool_use_id]
             messages.append(result)
-        elif isinstance(block, (TextBlock, ImageBlock)):
+        elif isinstance(block, (TextBlock, ImageBlock, DocumentBlock)):
             if not messages or messages[-1]["role"] != message.role:
                 messages.append({"role": message.role, "content": []})
-            messages[-1]["content"].append(_part(block))
+            messages[-1]["content"] += _parts(block)
 
 
-def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+def _parts(block: TextBlock | ImageBlock | DocumentBlock) -> list[dict[str, Any]]:
     if isinstance(block, TextBlock):
-        return {"type": "text", "text": block.text}
-    url = f"data:{block.media_type};base64,{block.data}"
-    return {"type": "image_url", "image_url": {"url": url}}
+        return [_text(block.text)]
+    if isinstance(block, ImageBlock):
+        url = f"data:{block.media_type};base64,{block.data}"
+        return [{"type": "image_url", "image_url": {"url": url}}]
+    inner = [part for each in block.content for part in _parts(each)]
+    if all(isinstance(each, TextBlock) for each in block.content):
+        text = "\n".join(part["text"] for part in inner)
+        return [_text(show_document(text, block.title, block.context))]
+    begin = begin_document(block.title, block.context)
+    return [_text(f"{begin}\n"), *inner, _text(f"\n{END}")]
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _add_assistant(

@@ -99,7 +99,7 @@ class ChatCall:
         if not body.store:
             return cls(conversation)
         database, sampling = state.database, conversation.sampling
-        return cls(conversation, ChatRecorder(database, caller.tenant, body, sampling))
+        return cls(conversation, ChatRecorder(database, caller.tenant, conversation.body, sampling))
 
     async def complete(self) -> ChatCompletion:
         """The whole response."""

@@ -1,7 +1,8 @@
 """The content of a message: text, or a list of parts that may include images, videos and audio.
 
 These are accepted only as they are, in base64: the server fetches nothing for a client. Their bytes
-are decoded once the model is known (``chat_prompt.py``).
+are decoded once the model is known (``chat_prompt.py``). Files are texts; one that was uploaded
+before is read in ``message_files.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from engine.images.base64 import is_audio_url, is_data_url, is_video_url
 from server.errors import shorten
+from server.openai.documents import FileReference, read_file
 from server.openai.unread_fields import always, by_type, read_fields_of
 
 _TEXT_PARTS = ("text", "input_text", "refusal")
 _IMAGE_PARTS = ("image_url", "input_image")
 _AUDIO_PARTS = ("input_audio", "audio_url")
+_FILE_PARTS = ("file", "input_file")
 _AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "aiff", "m4a", "mp4", "aac", "webm")
 _DETAILS = ("auto", "low", "high", "original")
+
+_FILE_FIELDS = ("filename", "file_data", "file_id")
 
 _TEXT = read_fields_of(("type", "text"))
 _IMAGE = read_fields_of(
@@ -42,6 +47,8 @@ kind_of_part = by_type(
         "video_url": read_fields_of(
             ("type", "video_url"), video_url=always(read_fields_of(("url",)))
         ),
+        "file": read_fields_of(("type", "file"), file=always(read_fields_of(_FILE_FIELDS))),
+        "input_file": read_fields_of(("type", *_FILE_FIELDS)),
     }
 )
 
@@ -84,7 +91,8 @@ class VideoPart(Struct, frozen=True):
 
 
 MediaPart = ImagePart | VideoPart | AudioPart
-Parts = Sequence[str | MediaPart]
+Part = str | MediaPart | FileReference
+Parts = Sequence[Part]
 _KINDS = {ImagePart: "image", VideoPart: "video", AudioPart: "audio"}  # as templates call them
 _PLURALS = {ImagePart: "images", VideoPart: "videos", AudioPart: "audio"}
 
@@ -98,7 +106,11 @@ def read_content(value: Any) -> str | Parts | None:
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string or a list of parts, at least one")
-    parts = [_read_part(part, index) for index, part in enumerate(value)]
+    return join_texts([_read_part(part, index) for index, part in enumerate(value)])
+
+
+def join_texts(parts: Parts) -> str | Parts:
+    """The parts joined by newlines if all of them are text, or as they are."""
     texts = [part for part in parts if isinstance(part, str)]
     return "\n".join(texts) if len(texts) == len(parts) else parts
 
@@ -133,22 +145,23 @@ def videos_of(content: str | Parts | None) -> list[VideoPart]:
 
 def media_kind(content: str | Parts | None) -> str | None:
     """The plural of what a content holds besides text; None if it is text alone."""
-    others = [part for part in parts_of(content) if not isinstance(part, str)]
-    return _PLURALS[type(others[0])] if others else None
+    kinds = (_PLURALS.get(type(part)) for part in parts_of(content))
+    return next(filter(None, kinds), None)
 
 
 def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | None:
-    """The content as chat templates expect it: all but text is placeholders."""
+    """The content, with its files read, as chat templates expect it: media are placeholders."""
     if content is None or isinstance(content, str):
         return content
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": _KINDS[type(part)]}
         for part in content
+        if not isinstance(part, FileReference)
     ]
 
 
 def to_chat_parts(content: Parts) -> list[dict[str, Any]]:
-    """The parts in the shape in which chat clients send them."""
+    """The parts, with files read, in the shape in which chat clients send them."""
     converted: list[dict[str, Any]] = []
     for part in content:
         if isinstance(part, str):
@@ -157,7 +170,7 @@ def to_chat_parts(content: Parts) -> list[dict[str, Any]]:
             converted.append(part.to_chat())
         elif isinstance(part, VideoPart):
             converted.append({"type": "video_url", "video_url": {"url": part.url}})
-        else:
+        elif isinstance(part, ImagePart):
             image = {"url": part.url, "detail": part.detail or "auto"}
             converted.append({"type": "image_url", "image_url": image})
     return converted
@@ -172,13 +185,13 @@ def check_image_url(url: Any) -> str:
     return url
 
 
-def _read_part(part: Any, index: int) -> str | MediaPart:
+def _read_part(part: Any, index: int) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _IMAGE_PARTS:
         return _read_image(part, index)
-    if kind in _AUDIO_PARTS:
+    if kind in _AUDIO_PARTS or kind in _FILE_PARTS:
         try:
-            return read_audio(part)
+            return read_audio(part) if kind in _AUDIO_PARTS else _read_file(part)
         except ValueError as problem:
             raise ValueError(f"part {index}: {problem}") from None
     if kind == "video_url":
@@ -188,8 +201,8 @@ def _read_part(part: Any, index: int) -> str | MediaPart:
     if kind not in _TEXT_PARTS:
         shown = shorten(str(kind), 40)
         raise ValueError(
-            f"holds a part of type {shown!r}, which is not supported; send text, images, videos or "
-            "audio"
+            f"holds a part of type {shown!r}, which is not supported; send text, images, videos, "
+            "audio or files"
         )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
@@ -219,6 +232,14 @@ def read_audio(part: Mapping[str, Any]) -> AudioPart:
     if kind not in _AUDIO_FORMATS:
         raise ValueError(f"its format must be one of {', '.join(_AUDIO_FORMATS)}")
     return AudioPart(audio["data"], kind)
+
+
+def _read_file(part: Mapping[str, Any]) -> str | FileReference:
+    """Parse a file as chat sends it (in an object of its own), or as Responses does."""
+    file = part if part["type"] == "input_file" else part.get("file")
+    if not isinstance(file, dict):
+        raise ValueError("its 'file' must be an object with 'file_data' or 'file_id'")
+    return read_file(file)
 
 
 def _read_image(part: Mapping[str, Any], index: int) -> ImagePart:

@@ -30,6 +30,7 @@ from server.openai.choice_parser import ChoiceParser
 from server.openai.endpoint import check_grammar, new_id
 from server.openai.generation import Choice, Generation, Job
 from server.openai.inputs import ChatRequest
+from server.openai.message_files import with_file_texts
 from server.openai.prompts import truncate_prompt
 from server.openai.sampling import chat_sampling, encode_bad_words
 from server.openai.thinking import Thinking, may_think, thinking_kwargs, thinking_of
@@ -114,6 +115,7 @@ class Conversation:
         """
         model = await state.get_model(body.model)
         model.check_generates()
+        body = await with_file_texts(state.files, caller, body)
         tools = ToolUse.of(body, model.answer_format)
         whole, images, audio = await encode_chat(
             state,

@@ -7,10 +7,12 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from server.access.caller import caller_of
 from server.errors import bad_field
 from server.openai.chat_prompt import encode_chat
 from server.openai.endpoint import check_length, encode_texts, json_response, read_request, state_of
 from server.openai.inputs import DetokenizeRequest, TokenizeRequest
+from server.openai.message_files import with_file_texts
 from server.openai.openapi_schema import describe
 from server.openai.outputs import DetokenizeResponse, TokenizeResponse
 from server.openai.sampling import check_token_ids
@@ -36,6 +38,7 @@ async def tokenize(request: Request) -> Response:
             model.tokenizer, [body.prompt], add_special_tokens=add_special
         )
     else:
+        body = await with_file_texts(state.files, caller_of(request), body)
         tools = [tool.callable.for_template() for tool in body.tools or []]
         tokens = (await encode_chat(state, model, body, tools)).token_ids
     strings = [model.tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None

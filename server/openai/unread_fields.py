@@ -20,7 +20,8 @@ _NEEDLESS = frozenset(
         "parsed_arguments",
     }
 )
-_CALLED_BY_MODEL = ("caller", {"type": "direct"})  # as is every call here
+# Values that request nothing: every call here is the model's, and no document is cited.
+_IDLE = (("caller", {"type": "direct"}), ("citations", {"enabled": False}))
 
 
 class ReadFields(NamedTuple):
@@ -93,7 +94,7 @@ def _search_object(
     if not kind.names.issuperset(value):
         names = [step for step in path if isinstance(step, str)]
         for name, content in value.items():
-            if not content or name in kind.names or (name, content) == _CALLED_BY_MODEL:
+            if not content or name in kind.names or (name, content) in _IDLE:
                 continue
             found.setdefault((*names, name), ".".join(map(str, (*path, name))))
             if len(found) >= MAX_NAMED:

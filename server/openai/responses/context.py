@@ -8,9 +8,9 @@ from typing import TypeVar
 from engine.errors import RequestError
 from server.access.caller import Caller
 from server.errors import ApiError, bad_field, shorten
-from server.openai.responses.image_files import inline_image_files
 from server.openai.responses.input_items import NewItem, Reference
 from server.openai.responses.inputs import ResponseInput
+from server.openai.responses.item_files import inline_files
 from server.openai.responses.items import (
     CallItem,
     CallOutputItem,
@@ -49,7 +49,7 @@ async def resolve_items(
                 raise bad_field(f"{field}.{index}.id", problem)
             resolved.append(read_item(found))
         else:
-            await inline_image_files(files, caller, item, f"{field}.{index}")
+            await inline_files(files, caller, item, f"{field}.{index}")
             resolved.append(item)
     return resolved
 

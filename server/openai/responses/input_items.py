@@ -19,6 +19,7 @@ from pydantic import Field
 from server.errors import bad_field, shorten
 from server.openai.api_model import ApiModel
 from server.openai.content import check_image_url, read_audio
+from server.openai.documents import read_file
 from server.openai.responses.items import (
     AudioFile,
     CallItem,
@@ -27,6 +28,7 @@ from server.openai.responses.items import (
     CustomCallItem,
     CustomCallOutputItem,
     InputAudio,
+    InputFile,
     InputImage,
     InputText,
     Item,
@@ -69,7 +71,7 @@ class ImagePart(ApiModel):
 
     type: Literal["input_image"]
     image_url: str | None = None
-    file_id: ItemId | None = None  # instead of a URL
+    file_id: ItemId | None = None  # instead of a URL; stored items have both, and the URL counts
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
@@ -78,6 +80,16 @@ class AudioPart(ApiModel):
 
     type: Literal["input_audio"]
     input_audio: dict[str, Any]  # checked as in chat
+
+
+class FilePart(ApiModel):
+    """A text file in a user message or a call's output."""
+
+    type: Literal["input_file"]
+    file_data: str | None = None  # checked as in chat
+    file_id: ItemId | None = None
+    filename: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None  # of pages, which texts do not have
 
 
 class RefusalPart(ApiModel):
@@ -92,7 +104,7 @@ class NewMessage(ApiModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart | ImagePart | AudioPart | RefusalPart]
+    content: str | list[TextPart | ImagePart | AudioPart | FilePart | RefusalPart]
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -126,7 +138,7 @@ class NewCallOutput(ApiModel):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: ItemId
-    output: str | list[TextPart | ImagePart]
+    output: str | list[TextPart | ImagePart | FilePart]
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -246,22 +258,20 @@ def _check_parts(parts: Any, where: str) -> None:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "input_image":
             _check_image(part, where, index)
-        elif kind == "input_audio":
+        elif kind in ("input_audio", "input_file"):
             try:
-                read_audio(part)
+                read_audio(part) if kind == "input_audio" else read_file(part)
             except ValueError as problem:
                 raise bad_field(where, f"part {index}: {problem}") from None
         elif kind not in _TEXTS and kind != "refusal":
             shown = shorten(str(kind), 40)
-            problem = f"has a part {index} of type {shown!r}; send text, images or audio"
+            problem = f"has a part {index} of type {shown!r}; send text, images, audio or files"
             raise bad_field(where, problem)
 
 
 def _check_image(part: Mapping[str, Any], where: str, index: int) -> None:
-    url, file_id = part.get("image_url"), part.get("file_id")
-    if file_id is not None:
-        if url is not None:
-            raise bad_field(where, f"part {index}: its 'file_id' excludes an 'image_url'")
+    url = part.get("image_url")
+    if url is None and part.get("file_id") is not None:
         return
     try:
         check_image_url(url)
@@ -282,6 +292,10 @@ def _message(item: NewMessage, where: str) -> MessageItem:
             if item.role != "user":
                 raise bad_field(f"{where}.content", "may hold images of the user's alone")
             content.append(_image(part))
+        elif isinstance(part, FilePart):
+            if item.role != "user":
+                raise bad_field(f"{where}.content", "may hold files of the user's alone")
+            content.append(_file(part))
         elif isinstance(part, AudioPart):
             if item.role != "user":
                 raise bad_field(f"{where}.content", "may hold audio of the user's alone")
@@ -299,6 +313,10 @@ def _message(item: NewMessage, where: str) -> MessageItem:
 
 def _image(part: ImagePart) -> InputImage:
     return InputImage(part.image_url or "", part.detail or "auto", part.file_id)
+
+
+def _file(part: FilePart) -> InputFile:
+    return InputFile(part.file_data or "", part.filename, part.file_id, part.detail or "auto")
 
 
 def _call(item: NewCall) -> CallItem:
@@ -329,13 +347,15 @@ def _output(item: NewCallOutput) -> CallOutputItem:
     return kind(
         id=item.id or new_item_id("fco"),
         call_id=item.call_id,
-        output=output
-        if isinstance(output, str)
-        else [
-            InputText(part.text) if isinstance(part, TextPart) else _image(part) for part in output
-        ],
+        output=output if isinstance(output, str) else [_output_part(part) for part in output],
         status=item.status or "completed",
     )
+
+
+def _output_part(part: TextPart | ImagePart | FilePart) -> InputText | InputImage | InputFile:
+    if isinstance(part, TextPart):
+        return InputText(part.text)
+    return _image(part) if isinstance(part, ImagePart) else _file(part)
 
 
 def _reasoning(item: NewReasoning, at: str) -> ReasoningItem:

@@ -18,7 +18,7 @@ from server.openai.inputs import Label, ServiceTier, Verbosity
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.item_fields import kind_of_item
-from server.openai.responses.items import InputImage, ReasoningItem
+from server.openai.responses.items import InputFile, InputImage, ReasoningItem
 from server.openai.responses.tools import CustomTool, Namespace, ResponseTool, ToolSet, read_tools
 from server.openai.structured import FORMAT_NAME, StructuredFields
 from server.openai.tool_fields import ReasoningEffort
@@ -262,7 +262,7 @@ class ResponseInput(ApiModel):
                 f"input.{index}.{field}.{place}.detail"
                 for field in ("content", "output")
                 for place, part in enumerate(getattr(item, field, None) or ())
-                if isinstance(part, InputImage) and part.detail != "auto"
+                if isinstance(part, InputImage | InputFile) and part.detail != "auto"
             ]
             if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
                 names.append(f"input.{index}.encrypted_content")

@@ -7,6 +7,7 @@ from typing import Any
 
 from server.openai.responses.input_items import (
     AudioPart,
+    FilePart,
     ImagePart,
     NewCall,
     NewCallOutput,
@@ -31,6 +32,7 @@ _PARTS = by_type(
         "input_audio": read_fields_of(
             AudioPart.model_fields, input_audio=always(read_fields_of(("data", "format")))
         ),
+        "input_file": read_fields_of(FilePart.model_fields),
         "refusal": read_fields_of(RefusalPart.model_fields),
     }
 )

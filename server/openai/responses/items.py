@@ -45,6 +45,15 @@ class InputAudio(Struct, tag_field="type", tag="input_audio"):
     input_audio: AudioFile
 
 
+class InputFile(Struct, tag_field="type", tag="input_file"):
+    """A text file from a request."""
+
+    file_data: str  # in base64, perhaps as a data: URL; empty until the file is read
+    filename: str | None = None
+    file_id: str | None = None  # the uploaded file, if it was one
+    detail: str = "auto"
+
+
 class OutputText(Struct, tag_field="type", tag="output_text"):
     """Generated text."""
 
@@ -71,8 +80,8 @@ class SummaryText(Struct, tag_field="type", tag="summary_text"):
     text: str
 
 
-Content = InputText | InputImage | InputAudio | OutputText | Refusal
-_MEDIA = (InputImage, InputAudio)
+Content = InputText | InputImage | InputAudio | InputFile | OutputText | Refusal
+_OTHERS = (InputImage, InputAudio, InputFile)  # than text
 
 
 class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
@@ -85,11 +94,11 @@ class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
 
     def text(self) -> str:
         """The whole text. Received parts are joined by newlines, as in chat."""
-        texts = [_text(part) for part in self.content if not isinstance(part, _MEDIA)]
+        texts = [_text(part) for part in self.content if not isinstance(part, _OTHERS)]
         return ("" if self.role == "assistant" else "\n").join(texts)
 
     def for_chat(self) -> str | list[dict[str, Any]]:
-        """The content in chat's form: text, or parts if there are images or audio."""
+        """The content in chat's form: text, or parts if there is anything else."""
         return _for_chat(self.content) or self.text()
 
 
@@ -120,11 +129,11 @@ class CallOutputItem(Struct, tag_field="type", tag="function_call_output", kw_on
 
     id: str
     call_id: str
-    output: str | list[InputText | InputImage]
+    output: str | list[InputText | InputImage | InputFile]
     status: ItemStatus
 
     def for_chat(self) -> str | list[dict[str, Any]]:
-        """The output in chat's form: text, or parts if there are images."""
+        """The output in chat's form: text, or parts if there is anything else."""
         if isinstance(self.output, str):
             return self.output
         texts = [part.text for part in self.output if isinstance(part, InputText)]
@@ -163,7 +172,7 @@ def read_item(data: bytes) -> Item:
 
 def _for_chat(parts: Sequence[Content]) -> list[dict[str, Any]]:
     """The parts in chat's form; empty if all of them are text."""
-    if not any(isinstance(part, _MEDIA) for part in parts):
+    if not any(isinstance(part, _OTHERS) for part in parts):
         return []
     return [_part_for_chat(part) for part in parts]
 
@@ -173,6 +182,8 @@ def _part_for_chat(part: Content) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
     if isinstance(part, InputAudio):
         return {"type": "input_audio", "input_audio": msgspec.structs.asdict(part.input_audio)}
+    if isinstance(part, InputFile):
+        return {"type": "file", "file": {"filename": part.filename, "file_data": part.file_data}}
     return {"type": "text", "text": _text(part)}
 
 

@@ -1,0 +1,46 @@
+"""The contents of a caller's uploaded files, by the ids that requests name."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from server.access.caller import Caller
+from server.errors import ApiError, bad_field, shorten
+from server.store.database import StoreError
+from server.store.files import FileStore, StoredFile
+
+_MAX_BYTES = 16 * 2**20
+
+
+async def find_upload(files: FileStore, caller: Caller, id: str, where: str) -> StoredFile:
+    """A file that is part of a request.
+
+    Raises:
+        ApiError: 400 that names ``where``, a part of the request, if the caller has no such file or
+            it is too large.
+        StoreError: it cannot be looked up.
+    """
+    file = await files.get(caller.tenant, id)
+    if file is None:
+        raise upload_error(where, id, "is not stored here")
+    if file.num_bytes > _MAX_BYTES:
+        raise upload_error(where, id, f"is larger than {_MAX_BYTES >> 20} MiB")
+    return file
+
+
+async def read_upload(files: FileStore, file: StoredFile) -> bytes:
+    """The contents of a file. Raises StoreError."""
+    return await asyncio.to_thread(_read, files.path(file))
+
+
+def upload_error(where: str, id: str, problem: str) -> ApiError:
+    """The error about a file that cannot be used."""
+    return bad_field(where, f"names the file {shorten(id, 80)!r}, which {problem}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(error.strerror or str(error)) from error
