@@ -10,7 +10,7 @@ from server.openai.functions import FUNCTION_NAME, Function
 from server.openai.unsupported import ignored_tool_params
 from server.text.custom_input import Syntax, input_pattern, input_schema
 
-_MAX_DEFINITION = 512 * 1024  # characters
+_MAX_DEFINITION = 65_536  # characters
 
 Definition = Annotated[str, Field(min_length=1, max_length=_MAX_DEFINITION)]
 

@@ -24,7 +24,7 @@ _INPUT = "input"  # the only argument
 _HEAD = re.compile(
     r'\s*\{\s*"input"\s*:\s*"'
 )  # of the arguments, before the input's first character
-_WHOLE_CHARS = re.compile(r'(?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
+_WHOLE_CHARS = re.compile(r'(?:[^"\\]++|\\(?:[^u]|u[0-9a-fA-F]{4}))*+')
 _HALF_A_PAIR = re.compile(r"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})$")
 _FIRST_ANCHOR = re.compile(r"(\(\?[a-zA-Z]+\))?\^")
 _LAST_ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*(\$)$")
@@ -43,15 +43,9 @@ def input_schema(pattern: str | None = None) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=64)  # agents send the same grammars with each request
 def input_pattern(syntax: Syntax, definition: str) -> str | None:
     """A regular expression for the inputs that a grammar allows; None if none is known."""
-    if syntax == "regex":
-        return _without_anchors(definition)
-    try:
-        return lark_pattern(definition)
-    except NoPattern:
-        return None
+    return _without_anchors(definition) if syntax == "regex" else _of_lark(definition)
 
 
 def to_arguments(text: str) -> str:
@@ -134,6 +128,14 @@ class CustomInputs:
     def _add(self, found: list[Part], text: str) -> None:
         if text:
             found.append(ToolCallArguments(self._index, text, is_custom=True))
+
+
+@lru_cache(maxsize=64)  # agents send the same grammars with each request
+def _of_lark(definition: str) -> str | None:
+    try:
+        return lark_pattern(definition)
+    except NoPattern:
+        return None
 
 
 def _decoded(chars: str) -> str:

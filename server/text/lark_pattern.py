@@ -343,6 +343,8 @@ def _of_regex(literal: str) -> str:
                 raise NoPattern("look-around and other special groups are not translated")
             case _ if unit in "^$":
                 raise NoPattern("anchors are not translated")
+            case _ if unit == "[":  # at the first one: each would be sought to the end
+                raise NoPattern("a set of characters is not closed")
             case _:
                 units.append("\\" + unit if unit in "{}" else unit)
     return f"(?{kept}:{''.join(units)})"
