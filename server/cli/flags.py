@@ -77,7 +77,11 @@ def parse_settings(argv: Sequence[str]) -> Settings:
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
     """Parse ``argv`` into values by name. Exits with 2 on an unknown flag, with what to use."""
-    given, unknown = parser.parse_known_args(argv)
+    # argparse takes the letters behind a flag without a value, -h, for other such flags.
+    unknown = [word for word in argv if word.startswith("-h") and word != "-h"]
+    given = argparse.Namespace()
+    if not unknown:
+        given, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hints(argv, unknown)}")
     return vars(given)
