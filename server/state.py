@@ -135,11 +135,16 @@ class ServerState:
     async def load(self) -> None:
         """Start the engine, and read tokenizer and template meanwhile; a failure is recorded."""
         settings = self.settings
+        engine = asyncio.create_task(self.engine.start())
         text = asyncio.create_task(_load_text_processing(settings))
         try:
-            info = await self.engine.start()
+            # The first failure ends it: a damaged tokenizer does not wait for the weights.
+            await asyncio.wait((engine, text), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (engine, text):
+                if task.done():
+                    task.result()
+            info, (tokenizer, template, sampling_defaults) = engine.result(), text.result()
             await self.adapters.load_initial(self.engine, settings.adapters)
-            tokenizer, template, sampling_defaults = await text
         except EngineError as error:
             self.fail(error)
             return
@@ -147,9 +152,10 @@ class ServerState:
             _log.exception("the model could not be loaded")
             self.fail(ModelLoadError("the model could not be loaded"))
             return
-        finally:  # one failure is enough: the engine's hides the tokenizer's
+        finally:
+            engine.cancel()
             text.cancel()
-            await asyncio.gather(text, return_exceptions=True)
+            await asyncio.gather(engine, text, return_exceptions=True)
         self._model = Model(
             info=info,
             tokenizer=tokenizer,

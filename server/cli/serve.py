@@ -21,13 +21,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine import logs
 from engine.child import Child
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelLoadError
-from engine.gguf.file import is_gguf
+from engine.gguf.file import find_gguf, is_gguf
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
 from engine.replicas.client import ReplicaClient
@@ -39,6 +40,9 @@ from server.cli.progress import LoadDisplay, display_url, log_ready, ready_messa
 from server.model_source import resolve_model
 from server.setting_sources import misspelt_variables
 from server.settings import InvalidSettings, Settings, settings_table
+
+if TYPE_CHECKING:
+    from server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +119,17 @@ def _serve(
     from server.http import serve
 
     app = create_app(settings, engine)
-    status = serve(app, settings, sock)
-    _print_failure(app.state.server.failure)
+    state = app.state.server
+    status = serve(app, settings, sock, background=_announce_when_loaded(state, announcer))
+    _print_failure(state.failure)
     return status
+
+
+async def _announce_when_loaded(state: ServerState, announcer: Announcer) -> None:
+    """Report readiness once the tokenizer, which this process reads, has been loaded too."""
+    await state.wait_until_loaded()
+    if state.is_loaded:
+        announcer.report_ready(state.engine.info)
 
 
 def _serve_workers(
@@ -198,14 +210,19 @@ class Announcer:
         self._port = sock.getsockname()[1]
         self._started_s = started_s
 
-    async def announce(
+    async def announce(self, start: Callable[[LoadProgress], Awaitable[EngineInfo]]) -> EngineInfo:
+        """Await ``start``, and report its progress and readiness. Raises what it raises."""
+        info = await self.report_loading(start)
+        self.report_ready(info)
+        return info
+
+    async def report_loading(
         self,
-        start: Callable[[LoadProgress | None], Awaitable[EngineInfo]],
+        start: Callable[[LoadProgress], Awaitable[EngineInfo]],
         on_progress: LoadProgress | None = None,
     ) -> EngineInfo:
         """Await ``start`` and report its progress. Raises what it raises."""
-        settings = self._settings
-        display = LoadDisplay(settings.log_format)
+        display = LoadDisplay(self._settings.log_format)
 
         def show(fraction: float, what: str) -> None:
             display(fraction, what)
@@ -213,30 +230,32 @@ class Announcer:
                 on_progress(fraction, what)
 
         try:
-            info = await start(show)
+            return await start(show)
         finally:
             display.clear()
+
+    def report_ready(self, info: EngineInfo) -> None:
+        """Report that requests are served, and where."""
+        settings = self._settings
         url = display_url(settings.host, self._port, tls=settings.ssl_certfile is not None)
         model, has_dashboard = settings.model_names[0], settings.is_dashboard_enabled
         took_s = time.monotonic() - self._started_s
         if settings.log_format == "json":
             log_ready(info, url=url, model=model, has_dashboard=has_dashboard, took_s=took_s)
-            return info
-        display.line(
-            ready_message(
-                info,
-                url=url,
-                model=model,
-                needs_key=bool(settings.api_keys or settings.api_key_file),
-                has_dashboard=has_dashboard,
-                took_s=took_s,
-            )
+            return
+        message = ready_message(
+            info,
+            url=url,
+            model=model,
+            needs_key=bool(settings.api_keys or settings.api_key_file),
+            has_dashboard=has_dashboard,
+            took_s=took_s,
         )
-        return info
+        LoadDisplay().line(message)
 
 
 class AnnouncedEngine(SubprocessClient):
-    """The engine process, with its progress and readiness reported on standard error."""
+    """The engine process, with its progress reported on standard error."""
 
     def __init__(
         self, config: EngineConfig, announcer: Announcer, child: Child | None = None
@@ -246,7 +265,7 @@ class AnnouncedEngine(SubprocessClient):
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model and report its progress. Raises ModelLoadError or EngineDead."""
-        return await self._announcer.announce(super().start, on_progress)
+        return await self._announcer.report_loading(super().start, on_progress)
 
 
 class AnnouncedReplicas(ReplicaClient):
@@ -260,7 +279,7 @@ class AnnouncedReplicas(ReplicaClient):
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model and report its progress. Raises ModelLoadError or EngineDead."""
-        return await self._announcer.announce(super().start, on_progress)
+        return await self._announcer.report_loading(super().start, on_progress)
 
 
 def _check_optional_features(settings: Settings) -> None:
@@ -336,10 +355,15 @@ def _check_data_directory(settings: Settings) -> None:
 
 
 def with_model_directory(settings: Settings) -> Settings:
-    """``settings`` with the model's directory in place of its name; its public name is kept."""
+    """``settings`` with the model's directory in place of its name; its public name is kept.
+
+    Raises ModelLoadError: there is no such model.
+    """
     if settings.model is None:
         return settings
     directory = resolve_model(settings.model, settings.load_format)
+    if find_gguf(directory) is None and not Path(directory, "config.json").is_file():
+        raise ModelLoadError(f"{directory} holds no config.json and no GGUF file, so no model")
     return settings.model_copy(
         update={"model": directory, "served_model_names": settings.model_names}
     )

@@ -121,6 +121,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
     assert len(problems) == 1
     assert broken in problems[0]
     assert "Traceback" not in done.stderr
+    assert "Quire serves" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
         (["/no/such/model"], "there is no model directory /no/such/model"),
         (["/no/such.gguf"], "there is no GGUF file /no/such.gguf"),
         ([__file__], "is not a GGUF file"),
+        ([os.path.dirname(__file__)], "holds no config.json and no GGUF file, so no model"),
         (["--port", "http"], "--port: must be a valid integer, not 'http'"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["--chat-template", "/no.jinja"], "cannot read /no.jinja: No such file or directory"),
