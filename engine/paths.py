@@ -1,4 +1,4 @@
-"""Locations of files that ship with the package."""
+"""Locations of files that ship with the package, and of the user's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.errors import ModelLoadError
 def default_model_dir() -> Path:
     """The directory of the embedded model.
 
-    ModelLoadError: this installation has no embedded model.
+    Raises:
         ModelLoadError: this installation has none.
     """
     spec = find_spec("demo")
@@ -29,3 +29,11 @@ def embedded_draft_dir() -> Path | None:
     except ModelLoadError:
         return None
     return path if (path / "config.json").is_file() else None
+
+
+def home_dir() -> Path:
+    """The user's home; the root directory for a user who has none, as containers set HOME then."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from engine.paths import home_dir
 from server.errors import ApiError
 from server.store.presence import Presence
 
@@ -190,7 +191,7 @@ class Tables:
 def default_data_dir() -> Path:
     """``$XDG_DATA_HOME/quire``, by default ``~/.local/share/quire``."""
     base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "quire"
+    return (Path(base) if base else home_dir() / ".local" / "share") / "quire"
 
 
 def _connect(path: str) -> sqlite3.Connection:

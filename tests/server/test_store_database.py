@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.store.database import FILE_NAME, Database, Schema, StoreError
+from kernels.cpu.native.build import cache_dir
+from server.store.database import FILE_NAME, Database, Schema, StoreError, default_data_dir
 
 NOTES = Schema("notes", ("CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT NOT NULL);",))
 WORDS = Schema("words", ("CREATE TABLE words (word TEXT);",))
@@ -144,3 +145,12 @@ async def test_a_place_that_cannot_be_written(tmp_path: Path, caplog, fault: str
     assert await database.tables(NOTES).read(texts) == ["here"]
     assert "stays in memory" in caplog.text
     await database.close()
+
+
+def test_a_user_without_a_home_has_directories_all_the_same(monkeypatch):
+    """As containers have it that run under a number without a name."""
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)
+    assert default_data_dir() == Path("/.local/share/quire")
+    assert cache_dir() == Path("/.cache/quire")

@@ -166,9 +166,14 @@ def compile_into(folder: Path, target: _Target) -> Path:
 
 
 def cache_dir() -> Path:
-    """Return this user's folder of builds."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "quire"
+    """Return this user's folder of builds; one in the root directory for a user without a home."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base, "quire")
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/")
+    return home / ".cache" / "quire"
 
 
 def _flags(target: _Target) -> tuple[str, ...]:
