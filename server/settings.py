@@ -110,7 +110,8 @@ class Settings(
     served_model_names: NameList = setting(
         [],
         _MODEL,
-        "Name by which clients request the model; repeatable. Default: the last part of MODEL.",
+        "Name by which clients request the model; repeatable. Default: the last part of MODEL, "
+        "and for a model of the Hub also org/name.",
         name="served_model_name",
     )
     tokenizer: str | None = setting(
@@ -214,8 +215,7 @@ class Settings(
     api_workers: int = setting(
         1,
         _SERVER,
-        "API processes that share the engine and the port, for when a single one is the "
-        "bottleneck.",
+        "API processes that share engine and port, for when a single one is the bottleneck.",
         ge=1,
         le=64,
     )
@@ -420,7 +420,7 @@ class Settings(
             return list(self.served_model_names)
         if self.model is None:
             return [DEMO_MODEL_NAME]
-        return [re.sub(r"(\.gguf|@.*)$", "", os.path.basename(os.path.normpath(self.model)))]
+        return [re.sub(r"(\.gguf|@.*)$", "", os.path.basename(os.path.abspath(self.model)))]
 
     @property
     def adapters(self) -> dict[str, str]:

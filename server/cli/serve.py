@@ -355,7 +355,9 @@ def _check_data_directory(settings: Settings) -> None:
 
 
 def with_model_directory(settings: Settings) -> Settings:
-    """``settings`` with the model's directory in place of its name; its public name is kept.
+    """``settings`` with the model's directory in place of its name; its public names are kept.
+
+    A model of the Hub is also served under its name there, by which clients of others know it.
 
     Raises ModelLoadError: there is no such model.
     """
@@ -364,6 +366,7 @@ def with_model_directory(settings: Settings) -> Settings:
     directory = resolve_model(settings.model, settings.load_format)
     if find_gguf(directory) is None and not Path(directory, "config.json").is_file():
         raise ModelLoadError(f"{directory} holds no config.json and no GGUF file, so no model")
-    return settings.model_copy(
-        update={"model": directory, "served_model_names": settings.model_names}
-    )
+    names = settings.model_names
+    if directory != settings.model and not settings.served_model_names:
+        names.append(settings.model.partition("@")[0])
+    return settings.model_copy(update={"model": directory, "served_model_names": names})
