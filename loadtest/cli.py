@@ -55,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _ReaderLeft as error:
         raise BrokenPipeError from error  # which says nothing of the server
     except (HttpError, ValueError) as error:
-        print(f"bench: {error}", file=sys.stderr)
+        print(f"quire bench: {error}", file=sys.stderr)
     except (OSError, TimeoutError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "no answer"
-        print(f"bench: no server answers at {options.url} ({reason.lower()})", file=sys.stderr)
+        problem = f"no server answers at {options.url} ({reason.lower()})"
+        print(f"quire bench: {problem}", file=sys.stderr)
     return 1
 
 
@@ -101,42 +102,42 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--input-len",
         metavar="N",
-        type=int,
+        type=_positive_integer,
         default=256,
         help="prompt tokens; chat: the mean (default: 256)",
     )
     add(
         "--output-len",
         metavar="N",
-        type=int,
+        type=_positive_integer,
         default=64,
         help="output tokens; chat: the mean (default: 64)",
     )
     add(
         "--range-ratio",
         metavar="R",
-        type=float,
+        type=_share,
         default=0.5,
         help="random: relative spread of both lengths (default: 0.5)",
     )
     add(
         "--prefix-len",
         metavar="N",
-        type=int,
+        type=_natural,
         default=0,
         help="shared-prefix: tokens in common (default: three quarters of the prompt)",
     )
     add(
         "--max-total",
         metavar="N",
-        type=int,
+        type=_positive_integer,
         help="most tokens of prompt and output, to fit the context",
     )
     add(
         "--num-requests",
         "--num-prompts",
         metavar="N",
-        type=int,
+        type=_positive_integer,
         default=32,
         help="requests per run (default: 32)",
     )
@@ -158,7 +159,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--warmup",
         metavar="N",
-        type=int,
+        type=_natural,
         default=2,
         help="requests sent first and not counted (default: 2)",
     )
@@ -175,7 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--timeout-s",
         metavar="S",
-        type=float,
+        type=_positive,
         default=600.0,
         help="time limit per request (default: 600)",
     )
@@ -296,7 +297,8 @@ async def _prompt_maker(client: Client, endpoint: Endpoint, options: argparse.Na
         words = " ".join(sample.split()[:100])
         record = await client.stream(endpoint.path, endpoint.body(SampleRequest(words, 1)))
         if record.failure is not None or not record.prompt_tokens:
-            raise ValueError(f"the calibration request failed ({record.failure})")
+            said = f": {record.message}" if record.message else ""
+            raise ValueError(f"the calibration request failed ({record.failure}){said}")
         per_word = record.prompt_tokens / 100
     use_ids = pool is not None and not endpoint.chat and not options.text
 
@@ -338,17 +340,38 @@ def _extra(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _positive_list(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers")
-    return numbers
+    return [_positive_integer(part) for part in text.split(",")]
+
+
+def _positive_integer(text: str) -> int:
+    if not (number := _natural(text)):
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text!r}")
+    return number
+
+
+def _natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0, not {text!r}")
+    return int(text)
 
 
 def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
+    if not 0 < (number := _float(text)) < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return number
+
+
+def _share(text: str) -> float:
+    if not 0 <= (number := _float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {text!r}")
+    return number
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def _own_cpu_s() -> float:

@@ -25,6 +25,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     role: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -49,6 +50,10 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+_ERROR_BYTES = 8192  # of an error's body that are kept
+_MESSAGE_CHARS = 200
+
+
 class StreamRecord(msgspec.Struct):
     """What was observed of one streamed request. Times are ``time.perf_counter()`` seconds."""
 
@@ -61,13 +66,14 @@ class StreamRecord(msgspec.Struct):
     output_tokens: int = 0  # as reported by the server's usage
     finish_reason: str | None = None
     failure: str | None = None  # the kind of failure, if the request was not answered in full
+    message: str = ""  # what the server said to that
 
 
 class HttpError(Exception):
     """A response with a status other than 200, with the start of its body."""
 
     def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}")
+        super().__init__(f"HTTP {status}: {_error_message(body)}")
         self.status = status
 
 
@@ -81,11 +87,14 @@ class Client:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:  # from brackets, or the port
+            parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"'{url}' is not an address like http://127.0.0.1:8000")
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._host, self._port = parts.hostname, port
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
@@ -129,6 +138,8 @@ class Client:
                 payload = self._encode("POST", path, body)
                 status = await self._exchange(payload, reader.feed, sent)
             record.failure = reader.failure_reason() if status == 200 else f"http_{status}"
+            if status != 200:
+                record.message = _error_message(reader.start)
         except TimeoutError:
             record.failure = "timeout"
         except (OSError, httptools.HttpParserError):
@@ -258,6 +269,7 @@ class _EventReader:
     """Parses the server-sent events of one stream and counts them into a record."""
 
     def __init__(self, record: StreamRecord) -> None:
+        self.start = b""  # of the body: all of it, if it is an error's
         self._record = record
         self._buffer = b""
         self._ended = False
@@ -266,6 +278,8 @@ class _EventReader:
 
     def feed(self, data: bytes, arrival_s: float) -> None:
         """Parse the next bytes of the body, which arrived at ``arrival_s``."""
+        if len(self.start) < _ERROR_BYTES:
+            self.start += data
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
@@ -293,6 +307,7 @@ class _EventReader:
         record = self._record
         if event.error is not None:
             self._failed = True
+            record.message = _message_of(event.error)
         if event.usage is not None:
             record.prompt_tokens = event.usage.prompt_tokens
             record.output_tokens = event.usage.completion_tokens
@@ -302,8 +317,27 @@ class _EventReader:
             if choice.finish_reason is not None:
                 record.finish_reason = choice.finish_reason
             delta = choice.delta
-            if choice.text or (delta and (delta.content or delta.reasoning_content)):
+            if choice.text or (
+                delta and (delta.content or delta.reasoning or delta.reasoning_content)
+            ):
                 record.token_times_s.append(arrival_s)
+
+
+def _error_message(body: bytes) -> str:
+    """The message in the body of an error in OpenAI's shape, or else the start of the body."""
+    try:
+        return _message_of(msgspec.json.decode(body)["error"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return _shorten(body.decode("utf-8", "replace"))
+
+
+def _message_of(error: Any) -> str:
+    message = error.get("message") if isinstance(error, dict) else None
+    return _shorten(message if isinstance(message, str) else str(error))
+
+
+def _shorten(text: str) -> str:
+    return " ".join(text.split())[:_MESSAGE_CHARS]
 
 
 def raw_json(body: bytes) -> Any:

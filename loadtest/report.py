@@ -58,7 +58,8 @@ def _remarks(summary: dict[str, Any]) -> list[str]:
     lines = []
     if summary["failures"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in summary["failures"].items())
-        lines.append(f"FAILED: {kinds}")
+        said = summary.get("failure_message")
+        lines.append(f"FAILED: {kinds}" + (f"; the first: {said}" if said else ""))
     server = summary.get("server", {})
     told = []
     if "prefix_hit_rate" in server:

@@ -37,6 +37,7 @@ def summarize(records: Sequence[StreamRecord]) -> dict[str, Any]:
         "requests": len(records),
         "completed": len(whole),
         "failures": dict(Counter(r.failure for r in records if r.failure is not None)),
+        "failure_message": next((r.message for r in records if r.message), ""),
         "duration_s": duration_s,
         "prompt_tokens": prompt_tokens,
         "cached_tokens": sum(record.cached_tokens for record in whole),

@@ -209,16 +209,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError
-    return number
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0, not {text!r}")
+    return int(text)
 
 
 def _positive(text: str) -> int:
-    number = _natural(text)
-    if not number:
-        raise ValueError
+    if not (number := _natural(text)):
+        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 

@@ -54,6 +54,38 @@ def test_a_rate_is_a_positive_number(rate, capsys):
     assert f"'{rate}' is not a positive number" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--rate", "soon", "'soon' is not a number"),
+        ("--concurrency", "1,a", "must be an integer of at least 0, not 'a'"),
+        ("--concurrency", "0", "must be at least 1, not '0'"),
+        ("--num-requests", "0", "must be at least 1, not '0'"),
+        ("--input-len", "-5", "must be an integer of at least 0, not '-5'"),
+        ("--timeout-s", "0", "'0' is not a positive number"),
+        ("--range-ratio", "5", "must be from 0 to 1, not '5'"),
+    ],
+)
+def test_a_number_that_makes_no_load_is_refused_with_what_it_must_be(flag, value, told, capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([f"{flag}={value}"])
+    assert capsys.readouterr().err.endswith(f": {told}\n")
+
+
+@pytest.mark.parametrize(("fault", "said"), [("busy", "1 http_503"), ("error", "1 error_event")])
+async def test_a_failure_is_told_with_what_the_server_said(fault, said, capsys):
+    async with scripted_server(Script(fault=fault, every=6)) as server:
+        assert await run(options(server, "--warmup", "0")) == 1
+    words = {"busy": "busy", "error": "broken"}[fault]
+    assert f"FAILED: {said}; the first: {words}\n" in capsys.readouterr().out
+
+
+async def test_a_calibration_that_is_refused_says_why():
+    async with scripted_server(Script(fault="busy", tokenizes=False)) as server:
+        with pytest.raises(ValueError, match=r"calibration request failed \(http_503\): busy"):
+            await run(options(server))
+
+
 def test_of_several_keys_the_first_is_sent(monkeypatch):
     monkeypatch.setenv("QUIRE_API_KEY", "aaa,bbb")
     assert build_parser().parse_args([]).api_key == "aaa"
@@ -114,8 +146,9 @@ async def test_bench_without_tokenize_sends_text_of_about_the_length(capsys):
 def test_bench_without_a_server_says_so(capsys):
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
-    assert main(["--url", "nonsense://x"]) == 1
-    assert "is not an address" in capsys.readouterr().err
+    for address in ("nonsense://x", "host:port"):
+        assert main(["--url", address]) == 1
+        assert "is not an address" in capsys.readouterr().err
 
 
 def test_bench_against_our_own_server(server, capsys):

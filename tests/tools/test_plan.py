@@ -266,7 +266,7 @@ def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([], "name a calibration's file"),
         (["{}/none.json"], "none.json: No such file"),
         (["{}/odd.json"], "odd.json: "),
-        (["{}"], "needs --calibrate, or with the device's --bandwidth-gb-s, --tflops and"),
+        (["{}"], "needs --calibrate, or the device's --bandwidth-gb-s, --tflops and"),
         (["{}", "--tflops", "3"], "all positive"),
         (["{}/here.json", "--rate", "nan"], "--rate: must be more than 0, not nan"),
         (["{}/here.json", "--rate", "inf"], "--rate: must be more than 0, not inf"),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tools.plan.ranks import Device
 
 _GIB = 2**30
-_WAYS = "--calibrate, or with the device's --bandwidth-gb-s, --tflops and --memory-gib"
+_WAYS = "--calibrate, or the device's --bandwidth-gb-s, --tflops and --memory-gib"
 
 
 def main(argv: Sequence[str]) -> int:
