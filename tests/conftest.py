@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import settings
 
 from engine.gc_tuning import collection_paused
 from tests.servers import Server, running_server
@@ -29,6 +30,10 @@ _LONG = (
     *("test_bad_inputs.py", "test_shared_gemmas.py", "test_speculation.py"),
     *("test_beam_search.py",),
 )
+
+# An example may take as long as other work on the machine makes it.
+settings.register_profile("quire", deadline=None)
+settings.load_profile("quire")
 
 
 @pytest.hookimpl(wrapper=True)
