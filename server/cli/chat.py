@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.cli.http_client import ApiClient, ServerError
 
@@ -23,6 +23,7 @@ _COMMANDS = """\
 
 # C0 and C1 control characters except newline and tab: a model's text must not control the terminal.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if c not in (9, 10))
+_FAINT, _NORMAL = "\x1b[2m", "\x1b[0m"
 
 
 def chat_main(argv: Sequence[str]) -> int:
@@ -82,11 +83,18 @@ def complete_main(argv: Sequence[str]) -> int:
         if options.echo:
             _write(prompt)
         chunks = client.stream("/v1/completions", body)
-        _print_stream(c["choices"][0]["text"] for c in chunks if c.get("choices"))
+        _print_stream(Piece(c["choices"][0]["text"]) for c in chunks if c.get("choices"))
         return 0
     except ServerError as problem:
         print(f"quire: {problem}", file=sys.stderr)
         return 1
+
+
+class Piece(NamedTuple):
+    """A part of an answer as it arrives."""
+
+    text: str
+    is_reasoning: bool = False
 
 
 class Conversation:
@@ -118,8 +126,10 @@ class Conversation:
             raise ServerError(f"{file}: {error.strerror}") from None
         self._images.append(f"data:{kind};base64,{base64.b64encode(data).decode()}")
 
-    def send(self, message: str) -> Generator[str, None, None]:
+    def send(self, message: str) -> Generator[Piece, None, None]:
         """Send ``message`` with the history and yield the pieces of the answer.
+
+        Reasoning is yielded too, but does not become part of the history.
 
         Raises:
             ServerError: the turn failed; the conversation is unchanged.
@@ -134,10 +144,12 @@ class Conversation:
             with contextlib.closing(self._client.stream("/v1/chat/completions", body)) as chunks:
                 for chunk in chunks:
                     for choice in chunk.get("choices", ()):
-                        piece = choice.get("delta", {}).get("content")
-                        if piece:
-                            pieces.append(piece)
-                            yield piece
+                        delta = choice.get("delta", {})
+                        if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+                            yield Piece(thought, is_reasoning=True)
+                        if text := delta.get("content"):
+                            pieces.append(text)
+                            yield Piece(text)
         except ServerError:
             pieces.clear()
             raise
@@ -235,9 +247,20 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
-def _print_stream(pieces: Iterable[str]) -> None:
-    for piece in pieces:
-        _write(piece)
+def _print_stream(pieces: Iterable[Piece]) -> None:
+    """Print an answer; its reasoning is faint at a terminal, and left out elsewhere."""
+    is_terminal, faint = sys.stdout.isatty(), False
+    try:
+        for piece in pieces:
+            if piece.is_reasoning and not is_terminal:
+                continue
+            if piece.is_reasoning != faint:
+                sys.stdout.write(_FAINT if piece.is_reasoning else f"{_NORMAL}\n\n")
+                faint = piece.is_reasoning
+            _write(piece.text)
+    finally:
+        if faint:
+            sys.stdout.write(_NORMAL)
     _write("\n")
 
 

@@ -97,6 +97,13 @@ class ApiClient:
                 f"the certificate of {self.url} is not trusted ({error.verify_message}); name its "
                 "authorities in SSL_CERT_FILE"
             ) from None
+        except ssl.SSLError as error:
+            connection.close()
+            reason = (error.reason or str(error)).lower().replace("_", " ")
+            raise ServerError(
+                f"no secure connection to {self.url} ({reason}); if it serves plain HTTP, its "
+                "address begins with http://"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ServerError(

@@ -25,6 +25,7 @@ class Script:
     def __init__(self) -> None:
         self.asked: list[dict] = []
         self.answer: list[str] = ["Hel", "lo ", "😀"]
+        self.thoughts: list[dict[str, str]] = []  # deltas before the answer to a chat
         self.end = b"data: [DONE]\n\n"
         self.status = 200
         self.key: str | None = None
@@ -50,9 +51,12 @@ def script():
                 self._send(told.status, json.dumps(error).encode())
                 return
             chunks = [b": waiting\n\n"]
-            for piece in told.answer:
-                choice = {"delta": {"content": piece}} if "messages" in body else {"text": piece}
-                chunks.append(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            choices = [{"text": piece} for piece in told.answer]
+            if "messages" in body:
+                deltas = [*told.thoughts, *({"content": piece} for piece in told.answer)]
+                choices = [{"delta": delta} for delta in deltas]
+            events = [json.dumps({"choices": [choice]}).encode() for choice in choices]
+            chunks += [b"data: " + event + b"\n\n" for event in events]
             self._send(200, b"".join(chunks) + told.end)
 
         def _send(self, status, payload):
@@ -92,6 +96,18 @@ def test_a_single_message_gets_a_single_answer(script, capsys):
     assert chat_main(["--url", script.url, "--model", "mine", "Hi"]) == 0
     assert capsys.readouterr().out == "Hello 😀\n"
     assert script.asked[0]["model"] == "mine"
+
+
+def test_reasoning_is_faint_at_a_terminal_and_left_out_elsewhere(script, monkeypatch, capsys):
+    script.thoughts = [{"reasoning": "I ", "reasoning_content": "I "}, {"reasoning_content": "am"}]
+    assert chat_main(["--url", script.url, "Hi"]) == 0
+    assert capsys.readouterr().out == "Hello 😀\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("One\nTwo\n"))
+    assert chat_main(["--url", script.url]) == 0
+    assert capsys.readouterr().out == "\x1b[2mI am\x1b[0m\n\nHello 😀\n" * 2
+    history = script.asked[-1]["messages"]
+    assert history[1] == {"role": "assistant", "content": "Hello 😀"}
 
 
 def test_images_go_with_the_next_message_and_stay_in_the_history(
@@ -199,6 +215,14 @@ def test_an_untrusted_certificate_is_not_taken_for_an_absent_server(capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"quire: the certificate of {url} is not trusted (")
     assert error.endswith("name its authorities in SSL_CERT_FILE\n")
+
+
+def test_a_server_without_tls_is_not_taken_for_an_absent_one(script, capsys):
+    url = script.url.replace("http:", "https:")
+    assert chat_main(["--url", url, "Hi"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"quire: no secure connection to {url} (")
+    assert error.endswith("if it serves plain HTTP, its address begins with http://\n")
 
 
 def test_an_error_inside_the_stream_is_told(script, capsys):
