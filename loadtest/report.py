@@ -18,6 +18,11 @@ _TITLES = {
     "itl_ms": "Gap between tokens",
     "e2e_ms": "Whole request",
 }
+_EXPLANATION = (
+    "The time per output token is that after the first one. A gap is the time between two events "
+    "of a stream, each with one token or several. In the charts of a distribution, the height of "
+    "the curve is the share that took at most so long."
+)
 _COLUMNS = ("mean", "p50", "p95", "p99", "min", "max")
 
 
@@ -91,6 +96,7 @@ def render_html(result: dict[str, Any], runs: Sequence[Run]) -> str:
         f"{machine['memory_gib']} GiB, {escape(machine['system'])}, Python {machine['python']}"
         f"<br>{escape(libraries)}</p>",
         _summary_table(runs),
+        f"<p>{_EXPLANATION}</p>",
     ]
     if len(runs) > 1:
         body.append(_scaling_charts(runs))
@@ -99,16 +105,21 @@ def render_html(result: dict[str, Any], runs: Sequence[Run]) -> str:
         body.append(f"<p>{escape(' — '.join(_remarks(run.summary)))}</p>{_charts(run)}")
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Load test of {escape(result['model'])}</title><style>"
-        "body{font:14px sans-serif;max-width:980px;margin:2em auto;color:#111}"
-        "table{border-collapse:collapse}td,th{padding:3px 12px;text-align:right;"
-        "border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
-        "svg{margin:8px 8px 8px 0}</style>" + "\n".join(body) + "</html>\n"
+        "body{font:14px sans-serif;max-width:980px;margin:2em auto;padding:0 1em;color:#111}"
+        "div{overflow-x:auto}table{border-collapse:collapse}"
+        "td,th{padding:3px 12px;text-align:right;white-space:nowrap;border-bottom:1px solid #ddd}"
+        "th:first-child,td:first-child{text-align:left}"
+        "svg{margin:8px 8px 8px 0;max-width:100%;height:auto}</style>"
+        + "\n".join(body)
+        + "</html>\n"
     )
 
 
 def _summary_table(runs: Sequence[Run]) -> str:
-    head = ("load", "completed", "output tokens/s", "requests/s", "TTFT p50", "ITL p99")
+    latencies = ("first token, p50", "gap between tokens, p99")
+    head = ("load", "completed", "output tokens/s", "requests/s", *latencies)
     rows = []
     for run in runs:
         summary = run.summary
@@ -140,7 +151,8 @@ def _milliseconds(figures: dict[str, float] | None, column: str) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table><tr>{top}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div><table><tr>{top}</tr>{body}</table></div>"
 
 
 def _scaling_charts(runs: Sequence[Run]) -> str:
@@ -173,7 +185,11 @@ def _charts(run: Run) -> str:
         return [(s["t"] - begun_s, s[name]) for s in run.gauges if name in s and s["t"] >= begun_s]
 
     charts = [
-        line_chart(f"{_TITLES[name]} (share of requests)", "milliseconds", [("", points)])
+        line_chart(
+            f"{_TITLES[name]} (share of {'gaps' if name == 'itl_ms' else 'requests'})",
+            "milliseconds",
+            [("", points)],
+        )
         for name in LATENCIES
         if (points := cumulative(values[name]))
     ]
@@ -182,7 +198,7 @@ def _charts(run: Run) -> str:
         ("running", gauge("num_requests_running")),
         ("waiting", gauge("num_requests_waiting")),
     ]
-    if any(points for _, points in queues):
+    if any(len(points) > 1 for _, points in queues):  # a run of a second or less has no line
         charts.append(line_chart("Requests in the server", "seconds", queues, steps=True))
         usage = [("", gauge("kv_cache_usage_perc"))]
         charts.append(line_chart("KV cache in use (share)", "seconds", usage, steps=True))

@@ -28,26 +28,29 @@ def line_chart(title: str, x_label: str, series: Sequence[Series], *, steps: boo
     x_max = _round_up(max((x for _, points in series for x, _ in points), default=1.0))
     y_max = _round_up(max((y for _, points in series for _, y in points), default=1.0))
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    # The names stand above the lines, which may run anywhere: one beside the title, others below.
+    top = max(_TOP, 16 + 14 * sum(bool(name) for name, _ in series))
+    bottom = top + height
 
     def place(x: float, y: float) -> str:
-        return f"{_LEFT + x / x_max * width:.1f},{_TOP + height - y / y_max * height:.1f}"
+        return f"{_LEFT + x / x_max * width:.1f},{bottom - y / y_max * height:.1f}"
 
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" '
+        f'<svg viewBox="0 0 {_WIDTH} {bottom + _BOTTOM}" width="{_WIDTH}" role="img" '
         f'aria-label="{escape(title)}" font-family="sans-serif" font-size="11">',
         f'<text x="{_LEFT}" y="14" font-size="13" font-weight="bold">{escape(title)}</text>',
     ]
     for share in (0, 0.25, 0.5, 0.75, 1):
-        x, y = _LEFT + share * width, _TOP + height - share * height
+        x, y = _LEFT + share * width, bottom - share * height
         parts.append(
             f'<line x1="{_LEFT}" x2="{_LEFT + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
             f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{y_max * share:g}</text>'
-            f'<text x="{x:.1f}" y="{_TOP + height + 15}" text-anchor="middle">{x_max * share:g}'
+            f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{x_max * share:g}'
             f"</text>"
         )
     parts.append(
-        f'<text x="{_LEFT + width / 2}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_label)}'
-        f"</text>"
+        f'<text x="{_LEFT + width / 2}" y="{bottom + _BOTTOM - 8}" text-anchor="middle">'
+        f"{escape(x_label)}</text>"
     )
     for index, (name, points) in enumerate(series):
         colour = _COLOURS[index % len(_COLOURS)]
@@ -55,7 +58,7 @@ def line_chart(title: str, x_label: str, series: Sequence[Series], *, steps: boo
         path = " ".join(place(x, y) for x, y in drawn)
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
-            f'<text x="{_WIDTH - _RIGHT}" y="{_TOP + 12 + 14 * index}" text-anchor="end" '
+            f'<text x="{_WIDTH - _RIGHT}" y="{14 + 14 * index}" text-anchor="end" '
             f'fill="{colour}">{escape(name)}</text>'
         )
     return "".join(parts) + "</svg>"

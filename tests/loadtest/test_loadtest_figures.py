@@ -150,6 +150,9 @@ def test_the_report_needs_nothing_from_outside():
     for chart in charts:
         ElementTree.fromstring(chart)
     assert "KV slots wasted 2.00%" in page
+    assert "Gap between tokens (share of gaps)" in page
+    short = render_html(result, [run._replace(gauges=gauges[:1]) for run in runs])
+    assert "Requests in the server" not in short  # one sample makes no line
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)), max_size=30))
@@ -160,6 +163,16 @@ def test_charts_stay_within_their_frame(points):
             x, y = map(float, pair.split(","))
             assert 0 <= x <= 460
             assert 0 <= y <= 240
+
+
+def test_no_line_runs_through_the_names_of_the_series():
+    highest = [(0.0, 1.0), (1.0, 1.0)]
+    series = [(name, highest) for name in ("a", "b", "c", "d")]
+    chart = ElementTree.fromstring(line_chart("t", "x", series))
+    lowest = max(float(text.attrib["y"]) for text in chart.iter("text") if text.text == "d")
+    for line in chart.iter("polyline"):
+        for pair in line.attrib["points"].split():
+            assert float(pair.split(",")[1]) > lowest
 
 
 def test_a_distribution_ends_at_one():
