@@ -26,6 +26,7 @@ __all__ = [
     "FrameReader",
     "FromEngine",
     "GetSnapshot",
+    "HungUp",
     "LifecycleRequest",
     "Loading",
     "Message",
@@ -159,6 +160,10 @@ class Pong(msgspec.Struct, frozen=True, tag="pong", array_like=True):
     """From the engine: the process is alive."""
 
 
+class HungUp(msgspec.Struct, frozen=True, tag="hung_up", array_like=True):
+    """From the engine, last: it goes on without this client, which did not read in time."""
+
+
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     """From the engine, last: why it exits. ``kind`` is the error's class name."""
 
@@ -169,7 +174,7 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
 LifecycleRequest = Sleep | Wake | Reload
 ControlRequest = StartProfile | StopProfile | GetSnapshot | LifecycleRequest
 ToEngine = Configure | Submit | Abort | ControlRequest | Ping | Shutdown
-FromEngine = Loading | Ready | Begun | Output | ControlReply | Pong | Fatal
+FromEngine = Loading | Ready | Begun | Output | ControlReply | Pong | HungUp | Fatal
 Message = ToEngine | FromEngine
 
 _decoder = msgspec.msgpack.Decoder(Message)

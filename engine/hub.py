@@ -5,9 +5,10 @@
     each client ◄── its own rows, the engine's stats ◄── emit ◄───────────────┘
 
 When a client disconnects, its own requests end and no others. Output is written by the loop's
-thread, which a client that does not read would block, so such a client is disconnected after a
-short timeout. One that was only slow reconnects and resumes its streams, with requests of the same
-ids, perhaps before the engine has reported the end of the old ones.
+thread, which a client that does not read would block, so the engine hangs up on such a client after
+a short timeout. One that was only slow is told so once it reads on (``HungUp``): it must not take
+this for the engine's death. It reconnects and resumes its streams, with requests of the same ids,
+perhaps before the engine has reported the end of the old ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from engine.frames import (
     ControlRequest,
     FrameError,
     FrameReader,
+    HungUp,
     Message,
     Output,
     Ping,
@@ -48,7 +50,7 @@ from engine.types import EngineInfo, EngineOutput
 
 logger = logging.getLogger(__name__)
 
-_SEND_TIMEOUT_S = 2
+_SEND_TIMEOUT_S = 2.0
 _SEND_BUFFER_BYTES = 1 << 20
 _ACCEPT_PAUSE_S = 0.2  # after the system refused a connection
 
@@ -157,13 +159,13 @@ class ClientHub:
 
     def _send(self, client: _Client, frame: bytes) -> None:
         try:
-            with client.send_lock:
-                client.connection.sendall(frame)
-        except BlockingIOError:
-            logger.warning("client %d does not read; hanging up", client.number)
-            self._disconnect(client)
+            unsent = client.send(frame)
         except OSError:
             self._disconnect(client)  # its own thread will notice as well
+            return
+        if unsent:
+            logger.warning("client %d does not read; hanging up", client.number)
+            self._disconnect(client, reason=unsent + encode(HungUp()))
 
     # ------------------------------------------------------------ threads
 
@@ -178,8 +180,7 @@ class ClientHub:
                 sleep(_ACCEPT_PAUSE_S)
                 continue
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-            timeout = struct.pack("ll", _SEND_TIMEOUT_S, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+            _set_send_timeout(connection, _SEND_TIMEOUT_S)
             client = _Client(next(self._numbers), connection)
             name = f"engine-client-{client.number}"
             threading.Thread(target=self._serve, args=(client,), name=name, daemon=True).start()
@@ -192,7 +193,8 @@ class ClientHub:
                 self._clients.append(client)
             while messages := receive(client.connection, reader):
                 for message in messages:
-                    self._handle_message(client, message)
+                    if not client.is_disconnected:
+                        self._handle_message(client, message)
         except FrameError as error:
             logger.error("client %d sent something else than a frame: %s", client.number, error)
         except OSError:
@@ -234,10 +236,11 @@ class ClientHub:
         for owner in owners - {client}:
             self._disconnect(owner)
 
-    def _disconnect(self, client: _Client) -> None:
+    def _disconnect(self, client: _Client, reason: bytes = b"") -> None:
         """Abort a client's requests and end its thread. Idempotent, from any thread.
 
-        When it returns, and when a request has no owner any more, the engine has been told.
+        When it returns, and when a request has no owner any more, the engine has been told. With a
+        ``reason``, the thread ends when the client has read it, however long that takes.
         """
         with client.lock:
             if client.is_disconnected:
@@ -251,8 +254,11 @@ class ClientHub:
                     del self._owners[request_id]
                 self._ending.update(ids)
                 self._put(Abort(ids))
-        with contextlib.suppress(OSError):  # it has disconnected itself
-            client.connection.shutdown(socket.SHUT_RDWR)
+        if reason:
+            name = f"engine-client-{client.number}-end"
+            threading.Thread(target=client.end, args=(reason,), name=name, daemon=True).start()
+        else:
+            client.end()
 
 
 class _Client:
@@ -262,8 +268,31 @@ class _Client:
         self.number = number
         self.connection = connection
         self.lock = threading.Lock()
-        self.send_lock = threading.Lock()  # shared by the loop's thread and its own
         self.is_disconnected = False
+        self._send_lock = threading.Lock()  # shared by the loop's thread and its own
+        self._is_cut_short = False  # a part of a frame was sent
+
+    def send(self, frame: bytes) -> bytes:
+        """Send a frame; returns the part of it that did not go out in time, after which there is no
+        further frame. Raises OSError when the client is gone."""
+        rest = memoryview(frame)
+        with self._send_lock:
+            if self._is_cut_short:
+                return b""
+            try:
+                while rest:
+                    rest = rest[self.connection.send(rest) :]
+            except BlockingIOError:
+                self._is_cut_short = True
+        return bytes(rest)
+
+    def end(self, last: bytes = b"") -> None:
+        """Shut the connection down once the client has room for ``last``."""
+        with contextlib.suppress(OSError):  # it has disconnected itself
+            if last:
+                _set_send_timeout(self.connection, 0.0)
+                self.connection.sendall(last)
+            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 def _select_ids(ids: set[str] | None, column: dict[str, _ValueT]) -> dict[str, _ValueT]:
@@ -275,3 +304,11 @@ def _select_ids(ids: set[str] | None, column: dict[str, _ValueT]) -> dict[str, _
 
 def _without_step(stats: EngineStats) -> EngineStats:
     return msgspec.structs.replace(stats, step_tokens=0) if stats.step_tokens else stats
+
+
+def _set_send_timeout(connection: socket.socket, timeout_s: float) -> None:
+    """Limit how long sending may block; 0: not at all. Unlike ``settimeout`` this leaves reading
+    alone."""
+    seconds, rest = divmod(timeout_s, 1.0)
+    timeout = struct.pack("ll", int(seconds), int(rest * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)

@@ -18,6 +18,7 @@ from engine.frames import (
     Fatal,
     FrameError,
     FrameReader,
+    HungUp,
     Loading,
     Message,
     Output,
@@ -41,8 +42,9 @@ class EngineLink(asyncio.Protocol):
     """Frames to and from one engine process.
 
     ``ready`` receives the engine's info, or the error that kept it from loading. ``lost`` is done
-    when the engine dies after that. While the engine is ready, a process that sends nothing is
-    pinged, because one that is stopped or starved of CPU keeps its sockets open.
+    when the connection ends after that: the engine has died, unless ``was_hung_up``. While the
+    engine is ready, a process that sends nothing is pinged, because one that is stopped or starved
+    of CPU keeps its sockets open.
 
     Args:
         on_output: called with each step's output, and with the requests that a step begins.
@@ -63,6 +65,7 @@ class EngineLink(asyncio.Protocol):
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
         self.open = False  # ready and not lost
+        self.was_hung_up = False  # lost, because messages were not read in time
         self._on_output = on_output
         self._on_progress = on_progress
         self._on_change = on_change
@@ -142,7 +145,7 @@ class EngineLink(asyncio.Protocol):
                 self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop at end-of-file: the engine is dead."""
+        """Called by the event loop at end-of-file."""
         self.open = False
         if self._timer is not None:
             self._timer.cancel()
@@ -168,6 +171,9 @@ class EngineLink(asyncio.Protocol):
             self._control_calls.resolve(message)
         elif isinstance(message, Pong):
             pass  # receiving it is enough
+        elif isinstance(message, HungUp):
+            logger.warning("%s did not wait for its output to be read", self._name)
+            self.was_hung_up = True
         elif isinstance(message, Fatal):
             self._fatal = message
             if self.ready.done():  # before that, the awaiter of ``ready`` gets the error

@@ -121,9 +121,10 @@ class RemoteClient(ControlMethods):
         self._change_listeners.append(listener)
 
     def release_streams(self) -> list[Stream]:
-        """Hand over the streams of an engine that has died; its statistics are reset."""
+        """Hand over the streams of an engine that has died, or whose connection is lost; its
+        statistics are reset."""
         self._stats, self.stats_s = EngineStats(), time.monotonic()
-        return self._streams.pop_all()
+        return self._streams.pop_all(has_died=self._link is None or not self._link.was_hung_up)
 
     def resume_streams(self, streams: Sequence[Stream]) -> None:
         """Resume the streams of a dead engine on this one, which must be alive."""
