@@ -324,10 +324,14 @@ class Life:
         assert scheduler.num_running <= config.max_num_seqs
         newcomers = [row for row in plan.added if row.request.id not in plan.removed]
         assert self.admits or not newcomers, "admitted while the window was open"
-        # A background newcomer is admitted last. Others may displace a background sequence, or one
-        # of a tenant that has more than its share.
+        # A background newcomer is admitted last. Others may displace a background sequence, one of
+        # a tenant that has more than its share, or one whose prompt is less urgent.
         may_displace = self.has_background or config.policy == "fair"
-        displacing = [row for row in newcomers if row.request.background or not may_displace]
+        displacing = [row.request for row in newcomers if not may_displace]
+        if config.policy == "priority":
+            lost = [self.told[id_].request.priority for id_ in scheduler.preempted(plan)]
+            displacing = [one for one in displacing if one.priority >= min(lost, default=0)]
+        displacing += [row.request for row in newcomers if row.request.background]
         assert not (displacing and plan.num_preempted), "took the place of one just preempted"
         for row in plan.rows:
             request = self.told[row.id].request
