@@ -3,8 +3,10 @@
     add ──► its images or audio are read ──► its grammar is compiled ──► the scheduler's queue
             engine/images/wait_queue.py       engine/grammar/wait_queue.py
 
-Requests without any of these are queued at once. Where engines may have died of a request, all this
-is done for one after the other, as they are admitted (``engine/scheduler/suspect_gate.py``).
+Requests without any of these are queued at once. The others keep the place in the order of arrival
+that they had when they came, so they do not wait twice. Where engines may have died of a request,
+all this is done for one after the other, as they are admitted
+(``engine/scheduler/suspect_gate.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.config import Policy
-from engine.errors import EngineDead, Failure, InvalidParameter, RequestError
+from engine.errors import DeadlineExceeded, EngineDead, Failure, InvalidParameter, RequestError
 from engine.grammar.backend import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.wait_queue import GrammarWaitQueue
@@ -57,6 +59,7 @@ class RequestIntake:
         self._runner: Runner | None = None
         self._adapters: set[str] = set()  # ids of those that the runner has loaded
         self._suspects: dict[str, Request] = {}  # nothing has been done for these yet
+        self._places: dict[str, int] = {}  # in the order of arrival, of the requests held here
         self._grammars = GrammarWaitQueue(grammars)
         self._images = ImageWaitQueue(
             policy, scheduler.num_cached_tokens, self._has_images_computed, clock
@@ -115,10 +118,18 @@ class RequestIntake:
         """
         if request.id in self or request.id in self._scheduler.sequences:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
-        if request.is_suspect and _needs_work(request):
+        if not _needs_work(request):
+            self._scheduler.add(request)
+            return
+        self._places[request.id] = self._scheduler.take_place()
+        if request.is_suspect:
             self._suspects[request.id] = request
-        else:
+            return
+        try:
             self._begin_wait(request)
+        except BaseException:
+            del self._places[request.id]
+            raise
 
     def admit_ready(self, monitor: EngineMonitor) -> None:
         """Read images and audio for a moment, and advance the requests whose waits are over.
@@ -126,6 +137,8 @@ class RequestIntake:
         Raises:
             EngineDead: the device is lost.
         """
+        if self._suspects:
+            self._expire_suspects()
         while self._suspects and self._has_room_for_suspect:
             self._release_suspect()
         for request, failure in self._images.run_slice():
@@ -135,6 +148,9 @@ class RequestIntake:
 
     def discard(self, request_id: str) -> bool:
         """Drop a request that has been aborted; false if it is not here."""
+        if request_id not in self:
+            return False
+        del self._places[request_id]
         if self._suspects.pop(request_id, None) is not None:
             return True
         return self._images.discard(request_id) or self._grammars.discard(request_id)
@@ -143,6 +159,7 @@ class RequestIntake:
         """Drop all requests and return their ids."""
         suspects = list(self._suspects)
         self._suspects.clear()
+        self._places.clear()
         return [*suspects, *self._images.clear(), *self._grammars.clear()]
 
     @property
@@ -151,6 +168,13 @@ class RequestIntake:
         held = (request for request, _ in self.requests())
         is_busy = any(each.is_suspect and each.id not in self._suspects for each in held)
         return not is_busy and self._scheduler.has_room_for_suspect
+
+    def _expire_suspects(self) -> None:
+        now_s = self._clock()
+        for request in list(self._suspects.values()):
+            if request.deadline_s is not None and request.deadline_s <= now_s:
+                del self._suspects[request.id]
+                self._fail(request, Failure.of(DeadlineExceeded()))
 
     def _release_suspect(self) -> None:
         request = self._suspects.pop(next(iter(self._suspects)))
@@ -161,7 +185,7 @@ class RequestIntake:
         except Exception as error:
             if not isinstance(error, RequestError):
                 logger.exception("request %s could not be queued", request.id)
-            self._scheduler.finish_unqueued(request.id, Failure.of(error))
+            self._fail(request, Failure.of(error))
 
     def _begin_wait(self, request: Request) -> None:
         """Queue a request as soon as it has what it needs. Raises as ``add`` does."""
@@ -197,7 +221,7 @@ class RequestIntake:
         """Advance a request whose wait ``phase`` is over, or report its failure."""
         try:
             if failure is None and phase == "grammar":
-                self._scheduler.add(request, compiled)
+                self._queue(request, compiled)
             elif failure is None:
                 self._advance(request)
         except RequestError as error:
@@ -206,18 +230,27 @@ class RequestIntake:
             waits = request.id in self._grammars
             monitor.enter_phase(request, phase, "grammar" if waits else "queued", self._clock())
         if failure is not None:
-            self._scheduler.finish_unqueued(request.id, failure)
+            self._fail(request, failure)
         elif request.id not in self:
             self._on_begin((), (request.id,))
 
     def _advance(self, request: Request) -> None:
         """Advance a request that has nothing to read, or for which it has been read."""
         if request.sampling.grammar is None:
-            self._scheduler.add(request)
+            self._queue(request)
             return
         compiled = self._grammars.submit(request)
         if compiled is not None:
-            self._scheduler.add(request, compiled)
+            self._queue(request, compiled)
+
+    def _queue(self, request: Request, compiled: CompiledGrammar | None = None) -> None:
+        """Pass a request on, to its place. Raises as ``add`` does."""
+        self._scheduler.add(request, compiled, self._places[request.id])
+        del self._places[request.id]
+
+    def _fail(self, request: Request, failure: Failure) -> None:
+        del self._places[request.id]
+        self._scheduler.finish_unqueued(request.id, failure)
 
     def _has_images_computed(self, request: Request) -> bool:
         if request.id in self._grammars:

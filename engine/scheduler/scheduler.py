@@ -131,20 +131,26 @@ class Scheduler:
         """All sequences that hold blocks, in order of admission; read-only."""
         return self._state.running.values()
 
-    def add(self, request: Request, grammar: CompiledGrammar | None = None) -> None:
-        """Queue a request with its grammar, if it has one.
+    def take_place(self) -> int:
+        """A place in the order of arrival, for a request that will be added later."""
+        self._num_added += 1
+        return self._num_added
+
+    def add(
+        self, request: Request, grammar: CompiledGrammar | None = None, place: int | None = None
+    ) -> None:
+        """Queue a request with its grammar, if it has one, in the ``place`` taken when it arrived.
 
         Raises:
             ContextLengthExceeded: prompt and output can never fit into the context or the pool.
             InvalidParameter: the prompt is empty, or a live request has the same id.
         """
         live = self._state.sequences
-        seq = self._make_sequence(request, grammar)
+        seq = self._make_sequence(request, grammar, self.take_place() if place is None else place)
         # A recurrent fork cannot share its leader's blocks. It waits only if there are snapshots,
         # which the leader leaves in the prefix cache.
         if not self._recurrent or self._pool.snapshots is not None:
             seq.leader = find_leader(seq, live)
-        self._num_added += 1
         self._state.enqueue(seq)
 
     def num_cached_tokens(self, request: Request) -> int:
@@ -153,7 +159,7 @@ class Scheduler:
         Raises:
             ContextLengthExceeded, InvalidParameter: as ``add`` does.
         """
-        return self._num_cached(self._make_sequence(request))
+        return self._num_cached(self._make_sequence(request, None, 0))
 
     def has_computed(self, request_id: str, num_tokens: int) -> bool:
         """Whether planned steps cover a request's first ``num_tokens``, or it has ended."""
@@ -276,14 +282,16 @@ class Scheduler:
         """A snapshot of queues, blocks and counters, in O(number of adapters in use)."""
         return self._state.stats(0)
 
-    def _make_sequence(self, request: Request, grammar: CompiledGrammar | None = None) -> Sequence:
+    def _make_sequence(
+        self, request: Request, grammar: CompiledGrammar | None, place: int
+    ) -> Sequence:
         if request.id in self._state.sequences:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
         adapter = request.adapter.id if request.adapter else ""
         chain = self._pool.chain(request.cache_salt, adapter, request.media)
         return make_sequence(
             request,
-            self._num_added,
+            place,
             chain,
             self._max_len,
             self._eos,

@@ -52,9 +52,9 @@ def slow() -> Iterator[SlowBackend]:
     backend.go.set()
 
 
-def make_core(slow: SlowBackend, overlap: bool = False) -> EngineCore:
+def make_core(slow: SlowBackend, overlap: bool = False, **scheduler: int) -> EngineCore:
     grammars = GrammarCompiler(lambda: slow)
-    config = make_config(overlap=overlap)
+    config = make_config(overlap=overlap, **scheduler)
     return EngineCore(config, FakeRunner(make_info(200, 4, 100)), grammars=grammars)
 
 
@@ -91,6 +91,19 @@ def test_others_run_while_a_grammar_is_compiled(slow: SlowBackend, overlap: bool
     assert slow.compiled == ["a"], "once for all choices"
     assert not core.has_work
     assert core.check() == []
+
+
+def test_who_waits_for_a_grammar_keeps_its_place_in_the_queue(slow: SlowBackend):
+    core = make_core(slow, max_num_seqs=1)
+    first, *behind = (
+        fan_out(name, (1, 2), SamplingParams(seed=1, max_tokens=3)) for name in ("first", *"abc")
+    )
+    for requests in (first, held("held", "a"), *behind):
+        core.add(*requests)
+    core.step()
+    slow.go.set()
+    core.compile(Grammar("regex", "a"))  # and so it is ready before the first one ends
+    assert list(run(core, {"first", "held", "a", "b", "c"})) == ["first", "held", "a", "b", "c"]
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(slow: SlowBackend):

@@ -120,6 +120,54 @@ def test_nothing_is_done_for_a_suspect_before_its_turn() -> None:
     assert told == alone, "before and after its adapter is loaded, and before its first step"
 
 
+def test_a_suspect_keeps_its_place_while_it_waits_for_its_turn() -> None:
+    """Else each would wait behind all who came since, one after the other."""
+    core = EngineCore(make_config(max_num_seqs=2), _WithAdapters())
+    sampling = SamplingParams(max_tokens=10, ignore_eos=True)
+    adapter = Adapter(id="a", name="a", path="")
+    for number in range(4):
+        prompt = (1, 2, number)
+        core.add(
+            Request(
+                id=f"s{number}",
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                adapter=adapter,
+                is_suspect=True,
+            )
+        )
+    for number in range(20):
+        core.add(Request(id=f"behind{number}", prompt_token_ids=(3,), sampling=sampling))
+    ended: list[str] = []
+    while core.has_work:
+        output = core.step()
+        reasons = zip(output.ids, output.finish_reasons, strict=True)
+        ended += [id_ for id_, reason in reasons if reason is not None]
+    assert {"s0", "s1", "s2", "s3"} <= set(ended[:8])
+    assert len(ended) == 24
+
+
+def test_a_suspect_that_waits_for_its_turn_is_not_spared_its_deadline() -> None:
+    now_s = 0.0
+    core = EngineCore(make_config(), _WithAdapters(), clock=lambda: now_s)
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    adapter = Adapter(id="a", name="a", path="")
+    for name, deadline_s in (("first", None), ("late", 5.0)):
+        core.add(
+            Request(
+                id=name,
+                prompt_token_ids=(1,),
+                sampling=sampling,
+                adapter=adapter,
+                is_suspect=True,
+                deadline_s=deadline_s,
+            )
+        )
+    core.step()
+    now_s = 6.0
+    assert core.step().errors["late"].kind == "DeadlineExceeded"
+
+
 def test_a_suspect_that_waits_for_its_turn_can_be_aborted_and_can_fail() -> None:
     core = EngineCore(make_config(), FakeRunner(make_info(64, 4, 200)))  # adapters are refused
     for name in "abc":
