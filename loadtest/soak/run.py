@@ -89,7 +89,7 @@ async def _answer(
     except HttpError as error:
         return {"error": error.status}, {}
     answer = read_stream(ask.path, received) if streams else raw_json(received)
-    return comparable_answer(ask.path, answer), answer["usage"]
+    return comparable_answer(ask.path, answer), answer.get("usage") or {}
 
 
 @dataclass
