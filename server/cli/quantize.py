@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> Report:
     from server.cli.progress import LoadDisplay
     from server.model_source import resolve_model
     from tools.quantize.gptq import GptqOptions
-    from tools.quantize.questions import count_correct, read_questions
+    from tools.quantize.questions import check_questions, count_correct, read_questions
     from tools.quantize.recipe import Recipe
     from tools.quantize.report import write_report
     from tools.quantize.run import Job, quantise
@@ -79,6 +79,8 @@ def _run(options: argparse.Namespace) -> Report:
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
     source = Path(resolve_model(options.model))
+    if questions:
+        check_questions(source, questions)
     windows = make_windows(
         source,
         texts,

@@ -11,6 +11,7 @@ import pytest
 from engine.paths import default_model_dir
 from server.cli import main
 from tests.servers import MODEL, ROOT, running_server
+from tools.quantize.texts import make_windows
 
 SHORT = ("--num-windows", "6", "--num-held-out", "2", "--window", "64")
 
@@ -63,6 +64,19 @@ def test_calibration_text_of_ones_own(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_windows", "num_held_out", "cut"),
+    [(8, 16, (8, 16)), (1, 0, (1, 0)), (60, 16, (25, 8)), (20, 16, (20, 13)), (60, 0, (33, 0))],
+)
+def test_windows_are_as_asked_and_a_quarter_of_a_short_text_is_held_out(
+    num_windows: int, num_held_out: int, cut: tuple[int, int]
+) -> None:
+    texts = [{"text": "1 2 3 4 5 6 7 8 9 " * 60}]
+    asked = {"window": 32, "num_windows": num_windows, "num_held_out": num_held_out}
+    windows = make_windows(Path(default_model_dir()), texts, **asked)
+    assert (len(windows.calibration), len(windows.held_out)) == cut
+
+
+@pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["nowhere", "-o", "{}/out"], "there is no model directory nowhere"),
@@ -73,6 +87,9 @@ def test_calibration_text_of_ones_own(name: str, tmp_path: Path) -> None:
         (["{model}", "-o", "{}/out", "--calibration", "{}/odd.jsonl"], "line 1 has neither"),
         (["{model}", "-o", "{}/out", "--calibration", "{}/short.txt"], "must fill two windows"),
         (["{model}", "-o", "{}/out", "--questions", "{}/odd.jsonl"], "line 1 is no question"),
+        (["{model}", "-o", "{}/out", "--questions", "{}/number.jsonl"], "line 1 is no question"),
+        (["{model}", "-o", "{}/out", "--questions", "{}/role.jsonl"], "question 2: "),
+        (["{model}", "-o", "{}/out", "--questions", "{}/long.jsonl"], "question 1 has "),
         (
             ["{model}", "-o", "{}/out", "--window", "8192", "--num-windows", "1"],
             "longer than the model's context",
@@ -88,6 +105,14 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n{"text"\n')
     (tmp_path / "odd.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "short.txt").write_text("short")
+    question = {"messages": [{"role": "user", "content": "2 + 2?"}], "expected": "4"}
+    for name, asked in (
+        ("number", [question | {"expected": 4}]),
+        ("role", [question, question | {"messages": [{"role": "wizard", "content": "?"}]}]),
+        ("long", [question | {"messages": [{"role": "user", "content": "2 + " * 3000}]}]),
+    ):
+        lines = "".join(json.dumps(entry) + "\n" for entry in asked)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
     bare = tmp_path / "bare"
     if "{bare}" in argv:
         bare.mkdir()

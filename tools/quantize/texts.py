@@ -75,11 +75,11 @@ def make_windows(
         texts: as ``read_texts`` returns them. Only as many as needed are read.
         window: tokens per window.
         num_windows: the number of windows for calibration.
-        num_held_out: the number of windows for evaluation, taken from the end. If the text is
-            short, a quarter of it.
+        num_held_out: the number of windows for evaluation, taken from the end. If the text is too
+            short for both, a quarter of it.
 
     Raises:
-        QuantizeError: the texts do not fill two windows, or one cannot be rendered.
+        QuantizeError: the texts do not fill a window for each purpose, or one cannot be rendered.
         ModelLoadError: there is no tokenizer.
     """
     tokenizer = Tokenizer.from_dir(model)
@@ -97,11 +97,10 @@ def make_windows(
     finally:
         template.close()
     count = min(len(tokens), wanted) // window
-    if count < 2:
-        raise QuantizeError(
-            f"the calibration text has {len(tokens)} tokens: it must fill two windows of {window}"
-        )
-    held_out = min(num_held_out, max(1, count // 4)) if num_held_out else 0
+    if count < (2 if num_held_out else 1):
+        needed = f"two windows of {window}" if num_held_out else f"a window of {window}"
+        raise QuantizeError(f"the calibration text has {len(tokens)} tokens: it must fill {needed}")
+    held_out = min(num_held_out, max(1, count // 4, count - num_windows))
     cut = torch.tensor(tokens[: count * window], dtype=torch.int64).view(count, window)
     return Windows(cut[: count - held_out], cut[count - held_out :])
 
