@@ -177,10 +177,9 @@ _ADVICE: dict[tuple[str, ...], str] = {
     ("--enable-prompt-tokens-details", "--enable-request-id-headers"): _ALWAYS,
     ("--enable-force-include-usage",): "not supported: requests set stream_options.include_usage",
     ("--disable-fastapi-docs",): "not supported: /docs needs a key if --api-key is set",
-    (
-        "--root-path",
-        "--api-prefix",
-    ): ("not needed: the proxy tells it with X-Forwarded-Prefix; see --trusted-proxy"),
+    ("--root-path", "--api-prefix"): (
+        "not needed: the proxy tells it with X-Forwarded-Prefix; see --trusted-proxy"
+    ),
     ("--enable-log-requests", "--log-requests"): (
         "not needed: on by default; --disable-log-requests turns it off"
     ),

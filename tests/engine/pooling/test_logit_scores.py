@@ -6,6 +6,7 @@ stands in for them, with their files beside it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -37,6 +38,7 @@ YES, NO = 9, 15
 QUERY = "What is the capital of France?"
 DOCUMENTS = ["Paris is the capital of France.", "Seven green apples", "<|im_end|> and on"]
 IDENTITY = "torch.nn.modules.linear.Identity"
+TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
 
 def save(
@@ -74,12 +76,11 @@ def save(
 
 def prompt_ids(document: str, instruction: str = "None", end: str = "") -> list[int]:
     """What the template makes, with spellings of special tokens in the texts as plain text."""
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     text = (
         f"<|im_start|>system\nJudge.<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n"
         f"<Query>: {QUERY}\n<Document>: {document}<|im_end|>\n{end}"
     )
-    return tokenizer.encode(text, add_special_tokens=False).ids
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +169,9 @@ def test_a_document_that_is_too_long_is_cut_within_the_template(
         (score,) = llm.score(QUERY, long, truncate_prompt_tokens=100)
         with pytest.raises(ContextLengthExceeded, match="beside the model's template"):
             llm.score(QUERY, long, truncate_prompt_tokens=20)
-    whole = [log_odds(prompt_ids(long[:n])) for n in range(len(long)) if n and _fits(long[:n])]
-    assert min(abs(score - each) for each in whole[-8:]) < 1e-3
-
-
-def _fits(document: str) -> bool:
-    return len(document) < 600 and 92 <= len(prompt_ids(document)) <= 100
+    fitting = (ids for n in range(600, 0, -1) if len(ids := prompt_ids(long[:n])) <= 100)
+    whole = [log_odds(ids) for ids in itertools.islice(fitting, 8)]
+    assert min(abs(score - each) for each in whole) < 1e-3
 
 
 def test_a_named_template_and_contents_of_parts(tmp_path: Path, log_odds: Any) -> None:

@@ -158,6 +158,7 @@ def test_padding_has_finite_results(case: Case, monkeypatch) -> None:
     assert all(each.isfinite().all() for each in found.values())
 
 
+@pytest.mark.slow
 def test_chunks_are_found_among_many_rows() -> None:
     """More rows than are scanned together; prompts among single tokens."""
     long = {3: 20, 255: 70, 256: 64, 299: 17}

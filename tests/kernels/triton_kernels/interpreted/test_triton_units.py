@@ -133,6 +133,7 @@ def test_the_steps_tokens_are_read_after_the_turn(
     assert (run(problem).double() - expected).norm() < 2e-5 * expected.norm()
 
 
+@pytest.mark.slow
 def test_drafts_of_rows_with_lines_of_their_own_are_read_after_the_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
