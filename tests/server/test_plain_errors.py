@@ -172,8 +172,14 @@ HELLO = [{"role": "user", "content": "hi"}]
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
-            "'messages.0.content' holds a part of type 'file', which is not supported; send text, "
-            "images, videos or audio",
+            "'messages.0.content' part 0: its 'file' must be an object with 'file_data' or "
+            "'file_id'",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "smell"}]}]},
+            "'messages.0.content' holds a part of type 'smell', which is not supported; send text, "
+            "images, videos, audio or files",
         ),
         (CHAT, {"bad_words": [""]}, "'bad_words' must hold strings of 1 to 256 characters"),
         (CHAT, {"logit_bias": {"x": 1}}, "'logit_bias' must have token ids as its keys"),
