@@ -1,4 +1,4 @@
-"""The blocks of messages: text, images, documents, thinking, tool use and tool results."""
+"""The blocks of messages: text, images, documents, search results, thinking, and calls of tools."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
 
 
 class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
-    """A document of text, and perhaps images."""
+    """A document, or a search result, of text and perhaps images."""
 
     content: list[TextBlock | ImageBlock]
     title: str | None
-    context: str | None  # about the document, for the model
+    context: str | None = None  # about the document, for the model
+    source: str | None = None  # where it was found
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
@@ -74,19 +75,30 @@ _DOCUMENT = read_fields_of(
         )
     ),
 )
+_SEARCH_RESULT = read_fields_of(
+    ("type", "source", "title", "content"), content=by_type({"text": _TEXT})
+)
 # Arguments of calls are the tool's own.
 _kind_of_block = by_type(
     {
         "text": _TEXT,
         "image": _IMAGE,
         "document": _DOCUMENT,
+        "search_result": _SEARCH_RESULT,
         # A signature proves where thinking comes from, and none is asked for.
         "thinking": read_fields_of(("type", "thinking", "signature")),
         "redacted_thinking": read_fields_of(("type",)),
         "tool_use": read_fields_of(("type", "id", "name", "input")),
         "tool_result": read_fields_of(
             ("type", "tool_use_id", "content", "is_error"),
-            content=by_type({"text": _TEXT, "image": _IMAGE, "document": _DOCUMENT}),
+            content=by_type(
+                {
+                    "text": _TEXT,
+                    "image": _IMAGE,
+                    "document": _DOCUMENT,
+                    "search_result": _SEARCH_RESULT,
+                }
+            ),
         ),
     }
 )
@@ -151,6 +163,8 @@ def _read_block(block: Any, index: int) -> Block:
                 return _read_document(block)
             except ValueError as error:
                 raise ValueError(f"block {index} of type 'document' {error}") from None
+        case "search_result":
+            return _read_search_result(block, index)
         case kind:
             raise ValueError(f"block {index} of type {shorten(str(kind), 40)!r} is not supported")
 
@@ -160,7 +174,8 @@ def _read_result(value: Any, index: int) -> list[TextBlock | ImageBlock | Docume
     try:
         for block in read_content(value):
             if not isinstance(block, (TextBlock, ImageBlock, DocumentBlock)):
-                raise ValueError("must be a string or a list of text, image and document blocks")
+                kinds = "text, image, document and search result blocks"
+                raise ValueError(f"must be a string or a list of {kinds}")
             content.append(block)
     except ValueError as error:
         raise ValueError(f"block {index}: its content {error}") from None
@@ -195,6 +210,15 @@ def _read_document(block: Mapping[str, Any]) -> DocumentBlock:
         except ValueError as error:
             raise ValueError(f"has 'data' that {error}") from None
     return DocumentBlock([TextBlock(text)], title, context)
+
+
+def _read_search_result(block: Mapping[str, Any], index: int) -> DocumentBlock:
+    title, source = (_string(block, name, index) for name in ("title", "source"))
+    try:
+        text = read_text(block.get("content"))
+    except ValueError as error:
+        raise ValueError(f"block {index} of type 'search_result': its content {error}") from None
+    return DocumentBlock([TextBlock(text)], title, source=source)
 
 
 def _read_parts(value: Any) -> list[TextBlock | ImageBlock]:

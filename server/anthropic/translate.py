@@ -124,8 +124,8 @@ def _parts(block: TextBlock | ImageBlock | DocumentBlock) -> list[dict[str, Any]
     inner = [part for each in block.content for part in _parts(each)]
     if all(isinstance(each, TextBlock) for each in block.content):
         text = "\n".join(part["text"] for part in inner)
-        return [_text(show_document(text, block.title, block.context))]
-    begin = begin_document(block.title, block.context)
+        return [_text(show_document(text, block.title, block.context, block.source))]
+    begin = begin_document(block.title, block.context, block.source)
     return [_text(f"{begin}\n"), *inner, _text(f"\n{END}")]
 
 

@@ -23,19 +23,20 @@ class FileReference(Struct, frozen=True):
     name: str | None = None  # as the message calls it
 
 
-def begin_document(title: str | None = None, context: str | None = None) -> str:
+def begin_document(
+    title: str | None = None, context: str | None = None, source: str | None = None
+) -> str:
     """What the model sees before a document's text; ``END`` follows it, each on its own line."""
-    lines = ["<document>"]
-    if title:
-        lines.append(f"<title>{title}</title>")
-    if context:
-        lines.append(f"<context>{context}</context>")
-    return "\n".join(lines)
+    told = {"title": title, "source": source, "context": context}
+    lines = [f"<{name}>{value}</{name}>" for name, value in told.items() if value]
+    return "\n".join(("<document>", *lines))
 
 
-def show_document(text: str, title: str | None = None, context: str | None = None) -> str:
+def show_document(
+    text: str, title: str | None = None, context: str | None = None, source: str | None = None
+) -> str:
     """A whole document as the model sees it."""
-    return "\n".join((begin_document(title, context), text.removesuffix("\n"), END))
+    return "\n".join((begin_document(title, context, source), text.removesuffix("\n"), END))
 
 
 def text_of_file(data: bytes) -> str:

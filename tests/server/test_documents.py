@@ -173,9 +173,14 @@ def test_documents_of_anthropics_messages_are_shown(server: Server) -> None:
         answer = count(server, document, QUESTION)
         assert "x-quire-ignored-params" not in answer.headers
         assert same_prompt(server, f"{shown}\nWhat is it?", **answer.json())
+    assert same_in_a_tools_result(server, document, shown)
+
+
+def same_in_a_tools_result(server: Server, block: dict[str, Any], shown: str) -> bool:
+    """Whether a block that a tool returns is counted as this text."""
     use = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
     counts = []
-    for content in ([document], shown):
+    for content in ([block], shown):
         result = {"type": "tool_result", "tool_use_id": "t", "content": content}
         messages = [
             {"role": "user", "content": "Hi"},
@@ -184,7 +189,33 @@ def test_documents_of_anthropics_messages_are_shown(server: Server) -> None:
         ]
         body = {"model": MODEL, "messages": messages}
         counts.append(server.post("/v1/messages/count_tokens", body).json())
-    assert counts[0] == counts[1]
+    return bool(counts[0] == counts[1])
+
+
+def test_search_results_are_documents_with_a_source(server: Server) -> None:
+    found: dict[str, Any] = {
+        "type": "search_result",
+        "source": "https://example.org/facts",
+        "title": "facts.txt",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        "citations": {"enabled": False},
+        "cache_control": {"type": "ephemeral"},
+    }
+    shown = (
+        "<document>\n<title>facts.txt</title>\n<source>https://example.org/facts</source>\n"
+        "a\nb\n</document>"
+    )
+    answer = count(server, found, QUESTION)
+    assert "x-quire-ignored-params" not in answer.headers
+    assert same_prompt(server, f"{shown}\nWhat is it?", **answer.json())
+    assert same_in_a_tools_result(server, found, shown)
+    asked = {**found, "citations": {"enabled": True}}
+    told = count(server, asked).headers["x-quire-ignored-params"]
+    assert told == "messages.0.content.0.citations"
+    for name in ("source", "title", "content"):
+        refused = count(server, {**found, name: None})
+        assert refused.status_code == 400
+        assert name in refused.json()["error"]["message"]
 
 
 def test_what_documents_ask_for_and_do_not_get_is_named(server: Server) -> None:
