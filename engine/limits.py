@@ -39,14 +39,13 @@ def num_row_lines(config: EngineConfig, num_states: int) -> int:
     """How many lines the runner's row tables have.
 
     A step in flight through pipeline stages keeps its rows' lines even if they are removed
-    meanwhile.
+    meanwhile, and each of the others may be full of newcomers.
 
     Args:
         config: the engine's configuration.
         num_states: sequences that may have a recurrent state; 0: the model has none.
     """
-    lines_a_row = 2 if config.pipeline_parallel_size > 1 else 1
-    return lines_a_row * (num_states or config.scheduler.max_num_seqs)
+    return config.pipeline_parallel_size * (num_states or config.scheduler.max_num_seqs)
 
 
 def max_steps_in_flight(config: EngineConfig, info: EngineInfo) -> int:
