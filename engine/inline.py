@@ -111,7 +111,7 @@ class InlineClient(ControlMethods):
         """Queue requests. Raises EngineDead, or ValueError for an id in use."""
         if self._engine is None:
             raise self._error
-        streams: list[RequestStream] = [self._streams.open(request) for request in requests]
+        streams: list[RequestStream] = [*self._streams.open(requests)]
         self._engine.inbox.put(Submit(tuple(requests)))
         return streams
 

@@ -94,11 +94,11 @@ class RemoteClient(ControlMethods):
 
         Raises:
             EngineDead: the engine is dead or restarting.
-            ValueError: an id is in use.
+            ValueError: an id is in use; nothing was queued.
         """
         if self._link is None or not self._link.open:
             raise self._error
-        streams: list[RequestStream] = [self._streams.open(request) for request in requests]
+        streams: list[RequestStream] = [*self._streams.open(requests)]
         self._send(requests)
         return streams
 
@@ -119,6 +119,10 @@ class RemoteClient(ControlMethods):
         To be called before ``start``.
         """
         self._change_listeners.append(listener)
+
+    def check_ids(self, requests: Sequence[Request]) -> None:
+        """Raise ValueError if an id is in use here, or that of two of the requests."""
+        self._streams.check_ids(requests)
 
     def release_streams(self) -> list[Stream]:
         """Hand over the streams of an engine that has died, or whose connection is lost; its

@@ -277,13 +277,25 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, request: Request) -> Stream:
-        """Open a stream for a request to be submitted. Raises ValueError if its id is live."""
-        if request.id in self._streams:
-            raise ValueError(f"request id {request.id!r} is in use")
-        stream = Stream(request, self._abort)
-        self._add(stream)
-        return stream
+    def check_ids(self, requests: Sequence[Request]) -> None:
+        """Check that requests may be submitted together. Raises ValueError if an id is live, or
+        that of two of them."""
+        ids: set[str] = set()
+        for request in requests:
+            if request.id in self._streams or request.id in ids:
+                raise ValueError(f"request id {request.id!r} is in use")
+            ids.add(request.id)
+
+    def open(self, requests: Sequence[Request]) -> list[Stream]:
+        """Open a stream for each of the requests to be submitted; none if it raises.
+
+        Raises ValueError as ``check_ids`` does.
+        """
+        self.check_ids(requests)
+        streams = [Stream(request, self._abort) for request in requests]
+        for stream in streams:
+            self._add(stream)
+        return streams
 
     def dispatch(self, output: EngineOutput) -> None:
         """Distribute an output to the streams. No consumer runs before this returns."""

@@ -171,8 +171,10 @@ class ReplicaClient:
 
         Raises:
             EngineDead: no engine is alive.
-            ValueError: an id is in use on the chosen engine.
+            ValueError: an id is in use on any engine; nothing was queued.
         """
+        for replica in self._replicas:  # streams may move from any to any
+            replica.check_ids(requests)
         homes = self._place(requests, self._candidates())
         streams: dict[str, RequestStream] = {}
         for index in set(homes):

@@ -35,7 +35,7 @@ def test_the_tokens_counted_are_those_of_the_streams(seed: int) -> None:
         match rng.choices(("open", "step", "abort", "die", "end all"), (40, 45, 10, 4, 1))[0]:
             case "open":
                 leader = rng.choice(ids) if ids and rng.random() < 0.3 else None
-                stream = table.open(request(number, rng, leader))
+                (stream,) = table.open([request(number, rng, leader)])
                 streams[stream.request_id] = stream
             case "step":
                 told = rng.sample(ids, rng.randint(0, len(ids)))
@@ -68,10 +68,22 @@ def test_the_tokens_counted_are_those_of_the_streams(seed: int) -> None:
             assert table.num_tokens == sum(stream.num_tokens for stream in streams.values())
 
 
+def test_of_requests_with_an_id_in_use_none_is_opened() -> None:
+    """They are never sent: in the table they would count, and another engine would get them."""
+    table = StreamTable(lambda id: None)
+    a, b, c = (Request(id=id, prompt_token_ids=(1, 2)) for id in "abc")
+    table.open([a])
+    for refused in ([b, a], [b, c, b]):
+        with pytest.raises(ValueError, match="in use"):
+            table.open(refused)
+    assert (len(table), table.num_tokens) == (1, 2)
+    assert len(table.open([b, c])) == 2
+
+
 async def test_a_resumed_request_has_its_first_token_before_its_end() -> None:
     """A lagging reader may see a token later than the engine's timestamp of the end."""
     table = StreamTable(lambda id: None)
-    late, early = (table.open(Request(id=id, prompt_token_ids=(1,))) for id in "ab")
+    late, early = table.open([Request(id=id, prompt_token_ids=(1,)) for id in "ab"])
     table.dispatch(EngineOutput(ids=("b",), token_ids=((3, 4),), finish_reasons=(None,)))
     StreamTable(lambda id: None).adopt(table.pop_all())
     now_s = time.monotonic()

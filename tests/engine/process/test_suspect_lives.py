@@ -74,8 +74,9 @@ class _Life:
         core = self._start_engine()
         while self.to_come or core.has_work:
             while self.to_come and self.rng.random() < 0.4:
-                for request in self.to_come.pop(0):
-                    self.streams[request.id] = self.table.open(request)
+                group = self.to_come.pop(0)
+                self.streams |= {one.request_id: one for one in self.table.open(group)}
+                for request in group:
                     core.add(request)
             if not core.has_work:
                 continue

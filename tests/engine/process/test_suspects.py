@@ -115,7 +115,7 @@ async def test_all_continuations_of_a_prompt_that_kills_engines_fail_together(
 def a_table(*ids: str) -> tuple[StreamTable, list[Stream]]:
     table = StreamTable(lambda request_id: None)
     prompts = {request_id: (number,) for number, request_id in enumerate(ids)}
-    return table, [table.open(Request(id=id_, prompt_token_ids=prompts[id_])) for id_ in ids]
+    return table, table.open([Request(id=id_, prompt_token_ids=prompts[id_]) for id_ in ids])
 
 
 def restart(table: StreamTable, ids: str) -> list[Request]:

@@ -86,6 +86,19 @@ async def test_requests_are_shared_out_and_each_gets_its_own_text() -> None:
         assert client.stats.num_running == 0
 
 
+async def test_of_requests_with_an_id_in_use_none_is_queued_on_any_engine() -> None:
+    async with replicas(step_s=0.002) as client:
+        requests = make_requests(6, 100, ignore_eos=True)
+        told = [collect(stream) for stream in client.submit(requests[:1])]
+        before = held(client)
+        for refused in (requests[1:4] + requests[:1], requests[1:5] + requests[1:2]):
+            with pytest.raises(ValueError, match="in use"):
+                client.submit(refused)
+        assert held(client) == before
+        told += [collect(stream) for stream in client.submit(requests[1:])]
+        check(requests, await asyncio.gather(*told))
+
+
 async def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
     async with replicas(3) as client:
         for number in range(6):
