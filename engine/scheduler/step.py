@@ -184,7 +184,8 @@ def replay_from_start(
     """The plans that compute ``plan`` on a runner with recurrent states.
 
     A lost state can only be rebuilt from the sequence's first token. So for each row, plans that
-    compute all earlier tokens come first, and ``plan`` itself comes last.
+    compute all earlier tokens come first, and ``plan`` itself comes last. The first of all removes
+    what ``plan`` does, since the runner may have no line to spare.
 
     Args:
         plan: a plan made by ``replay``.
@@ -199,7 +200,7 @@ def replay_from_start(
             tokens = tuple(seqs[row.id].token_ids[begin : min(row.start, begin + step_tokens)])
             part = ScheduledRow(row.id, begin, tokens, blocks, is_sampled=False)
             newcomers = (added.pop(row.id),) if row.id in added else ()
-            removed = () if begin else (row.id,)
+            removed = () if begin else (row.id,) if leads else plan.removed
             leads.append(StepPlan(rows=PlanRows.of([part]), added=newcomers, removed=removed))
             blocks = ()
         rows.append(structs.replace(row, new_block_ids=blocks))

@@ -231,6 +231,8 @@ class FakeRunner:
         for added in plan.added:
             assert added.request.id not in self.rows, "added twice"
             assert added.request.id in planned, "added without a row"
+            num_states = self._info.memory.num_states
+            assert not num_states or len(self.rows) < num_states, "more rows than states"
             prompt = added.request.prompt_token_ids
             row = _Row(added.request, [*prompt, *added.output_ids], shown(added.request))
             self.rows[added.request.id] = row

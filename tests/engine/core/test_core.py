@@ -13,6 +13,7 @@ from engine.config import CacheConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, InvalidParameter, OutOfMemory
 from engine.requests import fan_out
+from engine.runner.protocol import LaunchedStep
 from engine.scheduler import Scheduler
 from engine.types import Adapter, EngineInfo, EngineOutput, Request, SamplingParams, StepPlan
 from tests.engine.fakes import FakeRunner, FaultyRunner, expected_output, make_config, make_info
@@ -172,6 +173,32 @@ def test_passing_faults_change_no_text(caplog: pytest.LogCaptureFixture) -> None
         life.run()
         num_faults += life.seen["faults"]
     assert num_faults > 500
+
+
+def test_a_state_is_computed_again_where_there_are_no_lines_to_spare(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The step fails before it has removed the row in whose place the other one comes."""
+    caplog.set_level(logging.CRITICAL)
+    runner = StatefulFaulty(make_info(40, 4, MAX_LEN, num_states=1, num_snapshots=2), lambda _: {})
+    core = EngineCore(make_config(max_num_seqs=1), runner)
+    launch, num_failed = runner.launch, 0
+
+    def launch_or_fail(plan: StepPlan) -> LaunchedStep:
+        nonlocal num_failed
+        if plan.restores and not num_failed:
+            num_failed += 1
+            raise RuntimeError("a passing fault")
+        return launch(plan)
+
+    runner.launch = launch_or_fail
+    sampling = SamplingParams(max_tokens=5, ignore_eos=True)
+    check_all_but(
+        set(),
+        core,
+        [Request(id=id_, prompt_token_ids=(1, 2) * 6, sampling=sampling) for id_ in "ab"],
+    )
+    assert num_failed == 1
 
 
 def test_a_chunk_that_runs_again_though_its_prompt_has_begun_anew() -> None:
