@@ -13,14 +13,13 @@
     draining: ["warn", "The server is shutting down: requests in flight are being finished."],
     loading: ["warn", "The model is loading."],
     busy: ["warn", "The engine is in a long step, or its process is stopped."],
-    asleep: ["warn", "The server is asleep and has to be woken."],
+    asleep: ["warn", "The server is asleep: POST /wake_up wakes it."],
     reloading: ["warn", "The engine is waking up or loading other weights."],
     restarting: ["bad", "The engine is restarting; its requests continue afterwards."],
     gone: ["bad", "The engine has failed for good: restart the server."],
     paused: ["warn", ""],
     unreachable: ["bad", "The server does not answer. Retrying."],
   };
-  const STATES = { grammar: "grammar", done: "done" };
   const $ = (id) => document.getElementById(id);
   const count = new Intl.NumberFormat("en");
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -193,7 +192,9 @@
     const rate = rates(5);
     const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}` : "–");
     const durations = steps.map((step) => step[1]).sort((a, b) => a - b);
-    const middle = durations[durations.length >> 1] || 0;
+    const middle = durations[durations.length >> 1];
+    const step = middle === undefined ? "–" : middle < 10 ? middle.toFixed(1) : Math.round(middle);
+    const restarts = `${totals.restarts} engine restart${totals.restarts === 1 ? "" : "s"}`;
     const tiles = [
       ["Output", count.format(Math.round(rate.told)), " tokens/s", `${count.format(Math.round(rate.steps))} steps/s`],
       ["Prompts", count.format(Math.round(rate.prompt)), " tokens/s", "computed"],
@@ -201,8 +202,8 @@
       ["Waiting", count.format(totals.waiting), "", "in the queue"],
       ["KV blocks", percent(blocks.held, blocks.total), "% in use", `${count.format(blocks.held)} of ${count.format(blocks.total)}`],
       ["Prefix cache", percent(totals.prefix_hits, totals.prefix_queries), "% hit", `${compact.format(totals.prefix_hits)} of ${compact.format(totals.prefix_queries)}`],
-      ["Step", middle < 10 ? middle.toFixed(1) : Math.round(middle), " ms", "median, recent steps"],
-      ["Preempted", count.format(totals.preemptions), "", totals.restarts ? `${totals.restarts} engine restarts` : "since start"],
+      ["Step", step, step === "–" ? "" : " ms", "median, recent steps"],
+      ["Preempted", count.format(totals.preemptions), "", totals.restarts ? restarts : "since start"],
     ];
     if (totals.draft_tokens) {
       tiles.push(["Drafts", percent(totals.accepted_tokens, totals.draft_tokens), "% accepted", `${compact.format(totals.accepted_tokens)} tokens`]);
@@ -473,7 +474,7 @@
     button.firstChild.style.background = colourOf(request.id);
     put(button.lastChild, request.id);
     put(id.lastChild, [request.tenant, request.background ? "batch" : ""].filter(Boolean).join(", "));
-    put(status, request.status === "failed" ? request.error || "failed" : STATES[request.status] || request.status);
+    put(status, request.status === "failed" ? request.error || "failed" : request.status);
     status.className = request.status === "failed" ? "failed" : request.status === "preempted" ? "preempt" : "";
     put(prompt.firstChild, count.format(request.prompt_tokens));
     put(prompt.lastChild, request.cached_tokens ? ` (${count.format(request.cached_tokens)} cached)` : "");

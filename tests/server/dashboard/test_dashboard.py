@@ -6,7 +6,9 @@ import asyncio
 import base64
 import gc
 import hashlib
+import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,19 +17,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from engine.errors import EngineDead
-from engine.snapshot import BlockMap, Phase, RequestRecord, Snapshot
+from engine.snapshot import BlockMap, Phase, PhaseKind, RequestRecord, Snapshot
 from engine.stats import EngineStats
 from server.dashboard import poller
 from server.metrics import MetricValues
 from server.settings import Settings
 from tests.server.asgi import FakeEngine, running_app
-from tests.servers import Server, running_server
+from tests.servers import ROOT, Server, running_server
 
 FLAGS = ("--load-format", "stub", "--stub-step-ms", "3", "--max-num-seqs", "4")
 STATE = "/dashboard/state"
@@ -270,6 +272,24 @@ def test_only_administrators_may_look(tmp_path: Path) -> None:
             state = watch(server, lambda state: state["totals"]["running"] == 4)
         # Every worker reports all requests.
         assert len(state["requests"]) == 4
+
+
+# ---------------------------------------------------------------- its colours
+
+
+def test_phases_can_be_told_apart_by_their_colours() -> None:
+    page, style = (
+        (ROOT / "server/dashboard" / name).read_text() for name in ("page.html", "page.css")
+    )
+    kinds = re.findall(r'class="phase (\w+)"', page)
+    assert set(kinds) == set(get_args(PhaseKind)), "the legend names them all"
+    themes = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert len(themes) == 2, "light and dark"
+    for theme in themes:
+        colours = dict(re.findall(r"--(\w+): #(\w{6});", theme))
+        for one, other in itertools.combinations(kinds, 2):
+            apart = math.dist(bytes.fromhex(colours[one]), bytes.fromhex(colours[other]))
+            assert apart > 60, f"{one} and {other}"  # of 442 between black and white
 
 
 # ---------------------------------------------------------------- in a browser
