@@ -179,11 +179,15 @@ def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
 
 def _bind(host: str, port: int, *, shared: bool, listens: bool = True) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        )
     except socket.gaierror as error:
         raise BindError(f"cannot listen on {host}: {error.strerror}") from None
+    # Of a name with addresses of both kinds, such as localhost, IPv4's: clients that are given the
+    # name try it too, and those that are given 127.0.0.1 try nothing else.
+    found.sort(key=lambda each: each[0] != socket.AF_INET)
+    family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

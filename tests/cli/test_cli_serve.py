@@ -194,6 +194,19 @@ def test_binding_is_listening():
     assert display_url("::1", 80) == "http://[::1]:80"
 
 
+def test_a_name_of_both_kinds_of_address_is_listened_to_on_ipv4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As localhost on most systems, whose resolvers put ::1 first."""
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with bind("localhost", 0)[0] as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+
+
 class Terminal:
     def __init__(self, terminal: bool) -> None:
         self.text = ""
