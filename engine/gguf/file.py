@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelLoadError
+from engine.lfs_pointer import refuse_lfs_pointer
 
 MAX_HEADER_BYTES = 512 * 2**20
 _MAX_TENSORS = 2**20
@@ -333,6 +334,7 @@ def _read_one(path: Path) -> GgufFile:
 
 def _read_tables(header: _Header) -> GgufFile:
     if header.file_bytes < 24 or header.buffer[header.consume(4) : 4] != _MAGIC:
+        refuse_lfs_pointer(header.path)
         raise header.error("is not a GGUF file")
     version = header.number("I")
     if version not in _VERSIONS:

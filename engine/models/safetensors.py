@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from engine.errors import ModelLoadError
+from engine.lfs_pointer import refuse_lfs_pointer
 from kernels.cpu.memory import mapped_zeros
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -79,6 +80,7 @@ def read_header(path: Path) -> Header:
             file_bytes = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if file_bytes < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - 8):
+                refuse_lfs_pointer(path)
                 raise _damaged(path, "the header's length is out of range")
             raw = file.read(length)
     except OSError as error:

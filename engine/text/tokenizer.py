@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import InvalidParameter, ModelLoadError
 from engine.gguf.file import find_gguf, read_gguf
+from engine.lfs_pointer import refuse_lfs_pointer
 from engine.text import tekken_file, tiktoken_file
 from engine.text.pieces import PieceRules, read_rules
 from engine.text.tokenizer_files import (
@@ -313,6 +314,7 @@ def _load_backend(root: Path) -> Backend:
     except ModelLoadError:
         raise
     except Exception as error:  # the library raises bare Exception
+        refuse_lfs_pointer(path)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelLoadError(f"{path} cannot be read: {reason}") from error
 
