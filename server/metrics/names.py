@@ -59,3 +59,16 @@ LABELLED_COUNTERS: dict[str, tuple[str, str]] = {
     "tenant_generation_tokens": ("tenant", "Tokens generated, by owner."),
     "tenant_rejections": ("tenant", "Requests beyond a limit, a quota or the queue, by owner."),
 }
+# Labels that are known beforehand, whose counters begin at 0: Prometheus sees no increase in a
+# counter that appears as 1, so that an alert would miss the first failure.
+KNOWN_LABELS: dict[str, Sequence[str]] = {
+    "request_success": ("stop", "length"),
+    "request_failed": (
+        *("asleep", "deadline", "engine_dead", "failed", "internal", "out_of_memory", "refused"),
+        "worker_died",
+    ),
+    "request_aborted": ("waiting", "decoding"),
+    "admission_rejections": (
+        *("asleep", "images", "insufficient_quota", "queue_full", "rate_limit_exceeded"),
+    ),
+}

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.stats import EngineStats
-from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
+from server.metrics.names import COUNTERS, HISTOGRAMS, KNOWN_LABELS, LABELLED_COUNTERS
 
 _KeyT = TypeVar("_KeyT")
 
@@ -45,7 +45,9 @@ class MetricValues(msgspec.Struct):
         """All names, with zero counts."""
         return cls(
             counts=dict.fromkeys(COUNTERS, 0),
-            labelled={name: {} for name in LABELLED_COUNTERS},
+            labelled={
+                name: dict.fromkeys(KNOWN_LABELS.get(name, ()), 0) for name in LABELLED_COUNTERS
+            },
             http={},
             histograms={
                 name: Histogram([0] * (len(bounds) + 1)) for name, (_, bounds) in HISTOGRAMS.items()

@@ -108,6 +108,23 @@ async def test_metric_names(prefix: str) -> None:
     assert not any(name.endswith("_created") for name in families)
 
 
+async def test_counters_of_what_may_go_wrong_begin_at_zero() -> None:
+    """One that appears as 1 has not increased, for Prometheus and its alerts."""
+    async with running_app() as app:
+        text = (await app.get("/metrics")).body.decode()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        for name, value in (
+            ("request_failed", "deadline"),
+            ("request_aborted", "waiting"),
+            ("admission_rejections", "queue_full"),
+        ):
+            found = {
+                tuple(s.labels.values())[-1]: s.value for s in families[f"quire:{name}"].samples
+            }
+            assert found[value] == 0
+            assert not any(found.values())
+
+
 async def test_openapi_document_describes_every_body() -> None:
     async with running_app() as app:
         document = json.loads((await app.get("/openapi.json")).body)
