@@ -30,7 +30,11 @@ _VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of t
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and a line of JSON, and write the result to ``--out`` if given."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.affinity", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.affinity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve, of each engine")
     add("--engines", type=int, default=2)

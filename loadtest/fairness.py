@@ -41,7 +41,11 @@ _KEYS = {name: f"sk-load-{name}" for name in ("quiet", "noisy")}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and a line of JSON, and write the result to ``--out`` if given."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.fairness", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.fairness",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve")
     add("--policies", default="fair,fcfs", help="of the scheduler, each on a server of its own")

@@ -38,7 +38,11 @@ _CHARS = string.ascii_letters + string.digits
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the test and print a line of JSON. Returns 0 if the two kinds are indistinguishable."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.key_timing", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.key_timing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--trials", metavar="N", type=int, default=50_000)
     add("--seed", metavar="N", type=int, default=0)

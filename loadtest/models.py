@@ -120,7 +120,11 @@ def _write_weights(directory: Path, shape: ModelShape, dtype: str, seed: int) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Create one model and print its directory."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.models", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.models",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))

@@ -46,7 +46,11 @@ class _PacedLoad(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and a line of JSON, and write the result to ``--out`` if given."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve")
     add("--concurrency", default="1,16,64,256")

@@ -25,7 +25,11 @@ _MESSAGE = "What is the capital of France?"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure a number of starts and print a line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.startup", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.startup",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument(
         "--command",

@@ -20,7 +20,11 @@ from loadtest.process import running_server
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve a model, load it, and fail unless the waste is below the limit."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.waste", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.waste",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("serve", nargs="*", help="after --: MODEL and flags of quire serve")
     parser.add_argument("--limit", type=float, default=0.04, help="share that may be wasted")
     parser.add_argument("--requests", type=int, default=96)

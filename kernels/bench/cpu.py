@@ -49,7 +49,11 @@ _MIN_ROUNDS = 5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0; 1 if a kernel is wrong; 2 if there are none."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench.cpu", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench.cpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--only", default="", help="cases whose name holds this word")

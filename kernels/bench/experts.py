@@ -51,7 +51,11 @@ class _Layer(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0; 1 if the two differ; 2 if there are no native kernels."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench.experts", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench.experts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,4,16,64")
     parser.add_argument("--kinds", default="float32,bf16,int8,int4,mxfp4")

@@ -26,7 +26,11 @@ _ROUNDS = 40
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0; 1 if the two find different tokens; 2 without kernels."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench.head", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench.head",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,4,8,16,64")
     parser.add_argument("--shapes", default=_SHAPES)

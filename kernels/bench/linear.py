@@ -34,7 +34,11 @@ _MATMUL_SIZE = 2048
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0, or 2 if there are no native kernels."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench.linear", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench.linear",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,256,512")
     parser.add_argument("--layers", type=int, default=_NUM_LAYERS)

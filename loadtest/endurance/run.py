@@ -52,7 +52,11 @@ _MIN_REQUESTS_FOR_GROWTH = 2000  # requests needed to judge growth
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the test and print the result as a line of JSON. Returns 0 if everything held."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.endurance", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.endurance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("serve", nargs="*", help="after --: MODEL and flags of quire serve")
     add("--real", action="store_true", help="serve the model itself in place of the stub")

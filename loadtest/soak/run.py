@@ -36,7 +36,11 @@ _TOKEN_COUNTERS = {"prompt_tokens": "prompt_tokens", "completion_tokens": "gener
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the test. Returns 0 if all answers match and the server's counters agree."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("serve", nargs="*", help="after --: flags of quire serve for the server that is tried")
     add("--model", metavar="MODEL", help="what both serve (default: the embedded model)")
