@@ -9,21 +9,10 @@ from typing import Any
 import openai
 import pytest
 
+from tests.server.test_tools import WEATHER
 from tests.servers import MODEL, Server
 
 QUESTION: Any = {"role": "user", "content": "What is the weather in Paris?"}
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
-}
 RECURSIVE = 'start: "(" start ")" | "x"'
 DATE = r'^(?P<year>[0-9]{4})-(0[1-9]|1[0-2])\n"[a-z]{2,8}"$'
 CHOICE = {"type": "custom", "custom": {"name": "run"}}
