@@ -49,10 +49,22 @@ def test_rows_are_rounded_to_all_of_the_range(size: float, dtype: torch.dtype) -
     assert bool((error.abs() <= bound)[kept].all())
 
 
+def cpu_takes_row_scales() -> bool:
+    """Whether torch multiplies float8 with a scale for each row on a CPU: 2.11 does not."""
+    codes, scales = torch.ones(16, 16).to(FLOAT8), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(codes, codes.T, scales, scales.T.contiguous(), out_dtype=BF16)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("round_to", [quantise_fp8, quantise_int8])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_product_is_that_of_the_codes(monkeypatch, has_bias: bool, round_to) -> None:
     """Sums of integers are bounded in memory: here two parts."""
+    if round_to is quantise_fp8 and not cpu_takes_row_scales():
+        pytest.skip("this torch has float8 products with row scales on GPUs only")
     monkeypatch.setattr(scaled, "_MAX_SUMS_BYTES", 39 * 48 * 4)
     random = torch.Generator().manual_seed(2)
     x = (torch.randn(40, 64, generator=random) * torch.logspace(-3, 3, 40)[:, None]).to(BF16)
