@@ -60,6 +60,7 @@ def _pattern_of(names: Mapping[str, Any]) -> str | None:
     said = set(names) - _ABOUT
     if said == {"pattern"} and isinstance(names["pattern"], str):
         return names["pattern"]
-    if said == {"format"} and names["format"] in ALL_FORMATS:
-        return f"^(?:{ALL_FORMATS[names['format']]})$"
+    form = names.get("format")
+    if said == {"format"} and isinstance(form, str) and form in ALL_FORMATS:
+        return f"^(?:{ALL_FORMATS[form]})$"
     return None

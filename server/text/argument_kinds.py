@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from server.text.enforceable import are_schemas
+
 # A string or null; JSON of another type; either, distinguished by whether it is JSON.
 ArgumentKind = Literal["text", "json", "mixed"]
 
 _NAMES = {str: "string", bool: "boolean", type(None): "null", int: "integer", float: "number"}
 _ALL = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
-_MAX_DEPTH = 16
 
 
 def argument_kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> ArgumentKind:
@@ -21,25 +22,43 @@ def argument_kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Argumen
     return "text" if types <= {"string", "null"} else "mixed"
 
 
-def argument_types(
-    schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
-) -> frozenset[str]:
-    """The JSON types that ``schema`` allows; all of them if it does not state them plainly."""
-    if depth > _MAX_DEPTH:
-        return _ALL
-    if isinstance(kinds := schema.get("type"), str | list):
-        return frozenset([kinds] if isinstance(kinds, str) else kinds)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return frozenset(
-            _NAMES.get(type(value), "array" if isinstance(value, list) else "object")
-            for value in values
-        )
-    for several in (schema.get("anyOf"), schema.get("oneOf")):
-        if isinstance(several, list) and all(isinstance(one, Mapping) for one in several):
-            return frozenset().union(*(argument_types(one, root, depth + 1) for one in several))
-    target = resolve(schema.get("$ref"), root)
-    return _ALL if target is None else argument_types(target, root, depth + 1)
+def argument_types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that ``schema`` allows; all of them if it does not state them plainly.
+
+    Each reference is followed once, as a second time adds no type: references of all to all would
+    take forever otherwise.
+    """
+    found: set[str] = set()
+    followed: set[Any] = set()
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(kinds := one.get("type"), str | list):
+            kinds = [kinds] if isinstance(kinds, str) else kinds
+            if not all(isinstance(kind, str) for kind in kinds):
+                return _ALL
+            found.update(kinds)
+            continue
+        values = one.get("enum", [one["const"]] if "const" in one else None)
+        if isinstance(values, list):
+            found.update(map(_type_of, values))
+            continue
+        several = [each for each in (one.get("anyOf"), one.get("oneOf")) if are_schemas(each)]
+        if several:
+            left += several[0]
+            continue
+        reference = one.get("$ref")
+        target = resolve(reference, root)
+        if target is None:
+            return _ALL
+        if reference not in followed:
+            followed.add(reference)
+            left.append(target)
+    return frozenset(found) or _ALL
+
+
+def _type_of(value: Any) -> str:
+    return _NAMES.get(type(value), "array" if isinstance(value, list) else "object")
 
 
 def resolve(reference: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:

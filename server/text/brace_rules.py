@@ -11,6 +11,8 @@ from server.text.argument_kinds import argument_types, resolve
 from server.text.enforceable import (
     ARGUMENT_NAME,
     UnenforceableSchema,
+    VisitBudget,
+    are_schemas,
     comma_separated,
     constraints_of,
     split_properties,
@@ -19,7 +21,6 @@ from server.text.enforceable import (
 from server.text.lark import LarkBuilder
 from server.text.text_rules import TEXT_KEYWORDS, text_patterns
 
-_MAX_DEPTH = 16
 _SCALARS = ("null", "boolean", "number", "integer")
 
 
@@ -36,6 +37,7 @@ class BraceRules:
         self._lark = lark
         self._quote = quote
         self._root = root
+        self._budget = VisitBudget()
 
     def members(self, schema: Mapping[str, Any], depth: int = 0) -> str:
         """The contents of the braces of an object with this schema.
@@ -57,13 +59,12 @@ class BraceRules:
         return self._any_value_rules[1]
 
     def _value(self, schema: Mapping[str, Any], depth: int) -> str:
-        if depth > _MAX_DEPTH:
-            raise UnenforceableSchema("a schema that refers to itself cannot be held by this model")
+        self._budget.visit(depth)
         target = resolve(schema.get("$ref"), self._root)
         if target is not None:
             return self._value(target, depth + 1)
         for several in (schema.get("anyOf"), schema.get("oneOf")):
-            if isinstance(several, list) and all(isinstance(one, Mapping) for one in several):
+            if are_schemas(several):
                 return self._one_of([self._value(one, depth + 1) for one in several])
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list):

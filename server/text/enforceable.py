@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 # Keywords that constrain a value, besides its type. All others only describe it, or are unknown.
 _CONSTRAINTS = frozenset(
@@ -20,6 +20,8 @@ _CONSTRAINTS = frozenset(
         *("dependencies", "dependentRequired", "dependentSchemas"),
     }
 )
+_MAX_DEPTH = 16
+_MAX_VISITS = 4096  # the longest published schemas of tools have some hundreds
 # Everything but blanks and what may stand around a name. Not \w, by which Python and the library
 # of grammars mean different characters: the marks of Hindi and Thai are not among Python's.
 ARGUMENT_NAME = re.compile(r"""[^\s\x00-\x1f"'`<>()\[\]{}=:,;|\\\/]+""")
@@ -27,6 +29,26 @@ ARGUMENT_NAME = re.compile(r"""[^\s\x00-\x1f"'`<>()\[\]{}=:,;|\\\/]+""")
 
 class UnenforceableSchema(ValueError):
     """A tool's schema cannot be enforced in this dialect; the message says why."""
+
+
+class VisitBudget:
+    """How much of a schema may be written out as rules, in which each use of a reference is one
+    more copy of what it refers to."""
+
+    def __init__(self) -> None:
+        self._visits_left = _MAX_VISITS
+
+    def visit(self, depth: int) -> None:
+        """Count one schema at this depth.
+
+        Raises:
+            UnenforceableSchema: it refers to itself, or there are too many by now.
+        """
+        self._visits_left -= 1
+        if depth > _MAX_DEPTH:
+            raise UnenforceableSchema("a schema that refers to itself cannot be held by this model")
+        if self._visits_left < 0:
+            raise UnenforceableSchema("its references make it too long to be held by this model")
 
 
 def unsupported_keyword(keywords: Collection[str]) -> UnenforceableSchema:
@@ -40,20 +62,30 @@ def constraints_of(schema: Mapping[str, Any], *handled: str) -> set[str]:
     return {keyword for keyword in schema if keyword in _CONSTRAINTS}.difference(handled)
 
 
+def are_schemas(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
+    """Whether ``value`` is a list of schemas, as of ``anyOf``."""
+    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+
+
 def split_properties(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The required and the optional properties of an object's schema, each with its own schema.
 
     Raises:
         UnenforceableSchema: there are other constraints, or a property's name cannot be written.
     """
+    properties, needed = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping):
+        raise UnenforceableSchema("'properties' must be an object")
+    if not isinstance(needed, list):
+        raise UnenforceableSchema("'required' must be a list")
     if unknown := constraints_of(schema, "properties", "required", "additionalProperties"):
         raise unsupported_keyword(unknown)
     required: dict[str, Any] = {}
     optional: dict[str, Any] = {}
-    for name, inner in schema.get("properties", {}).items():
+    for name, inner in properties.items():
         if not ARGUMENT_NAME.fullmatch(name):
             raise UnenforceableSchema(f"the argument {name[:40]!r} cannot be written by this model")
-        place = required if name in schema.get("required", []) else optional
+        place = required if name in needed else optional
         place[name] = inner if isinstance(inner, dict) else {}
     return required, optional
 

@@ -12,10 +12,15 @@ from typing import Any
 from engine.grammar.formats import ALL_FORMATS, IGNORED_FORMATS
 from engine.grammar.lookaround import without_lookaround
 from server.text.argument_kinds import argument_types, resolve
-from server.text.enforceable import UnenforceableSchema, constraints_of, unsupported_keyword
+from server.text.enforceable import (
+    UnenforceableSchema,
+    VisitBudget,
+    are_schemas,
+    constraints_of,
+    unsupported_keyword,
+)
 from server.text.lark import LarkBuilder
 
-_MAX_DEPTH = 16
 TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")  # those that can be held
 _ANY = r"(.|\n)"
 
@@ -40,32 +45,38 @@ def tagged_text(
     Raises:
         UnenforceableSchema: the schema cannot be enforced.
     """
-    options = [_option(lark, one, end, is_trimmed) for one in _alternatives(schema, root)]
+    options = [_option(lark, one, end, is_trimmed) for one in _Alternatives(root).of(schema)]
     if None in options:  # any text, whatever the others are
         return lark.until(end)
     return f"({' | '.join(filter(None, options))})"
 
 
-def _alternatives(
-    schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
-) -> list[Mapping[str, Any]]:
+class _Alternatives:
     """The schemas of which a value satisfies one, none of which has alternatives or references."""
-    if depth > _MAX_DEPTH:
-        raise UnenforceableSchema("a schema that refers to itself cannot be held by this model")
-    for keyword in ("$ref", "anyOf", "oneOf"):
-        if keyword not in schema:
-            continue
-        if others := constraints_of(schema, keyword):
-            raise unsupported_keyword(others)
-        if keyword != "$ref":
-            each = [_alternatives(one, root, depth + 1) for one in schema[keyword]]
-            found = [one for several in each for one in several]
-            if keyword == "oneOf" and _may_overlap(found):
-                raise unsupported_keyword({"oneOf"})
-            return found
-        target = resolve(schema[keyword], root)
-        return [schema] if target is None else _alternatives(target, root, depth + 1)
-    return [schema]
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._budget = VisitBudget()
+
+    def of(self, schema: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:
+        """Those of ``schema``. Raises UnenforceableSchema."""
+        self._budget.visit(depth)
+        for keyword in ("$ref", "anyOf", "oneOf"):
+            if keyword not in schema:
+                continue
+            if others := constraints_of(schema, keyword):
+                raise unsupported_keyword(others)
+            if keyword != "$ref":
+                if not are_schemas(schema[keyword]):
+                    raise UnenforceableSchema(f"{keyword!r} must be a list of schemas")
+                each = [self.of(one, depth + 1) for one in schema[keyword]]
+                found = [one for several in each for one in several]
+                if keyword == "oneOf" and _may_overlap(found):
+                    raise unsupported_keyword({"oneOf"})
+                return found
+            target = resolve(schema[keyword], self._root)
+            return [schema] if target is None else self.of(target, depth + 1)
+        return [schema]
 
 
 def _option(lark: LarkBuilder, schema: Mapping[str, Any], end: str, is_trimmed: bool) -> str | None:
@@ -118,9 +129,9 @@ def text_patterns(schema: Mapping[str, Any]) -> list[str]:
     if "pattern" in schema:
         patterns.append(_whole(schema["pattern"]))
     form = schema.get("format")
-    if form in ALL_FORMATS:
+    if isinstance(form, str) and form in ALL_FORMATS:
         patterns.append(ALL_FORMATS[form])
-    elif form is not None and form not in IGNORED_FORMATS and "pattern" not in schema:
+    elif form not in (None, *IGNORED_FORMATS) and "pattern" not in schema:
         raise UnenforceableSchema(f"the format {str(form)[:40]!r} cannot be held by this model")
     return patterns
 

@@ -156,3 +156,23 @@ def test_a_value_that_its_tags_cannot_hold_is_refused(dialect: str, value: str) 
     with pytest.raises(UnenforceableSchema, match="cannot be written"):
         grammar(value)
     assert grammar(value.replace("<", "").replace("\n", "")) is not None
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"$ref": "#/$defs/n"}, {"a": "5"}),  # a text, in as many ways as there are
+        ({"type": [["string"]]}, {"a": 5}),  # no type at all
+    ],
+)
+@pytest.mark.parametrize("dialect", ["qwen3_xml", "glm45"])
+def test_an_argument_of_any_schema_is_read(
+    dialect: str, schema: dict[str, object], expected: dict[str, object]
+) -> None:
+    """A tool that is not strict may have any: nothing has looked at it before."""
+    names = [{"$ref": "#/$defs/n"}] * 30
+    definitions = {"n": {"anyOf": [*names, {"type": "string"}]}}
+    tool = {"properties": {"a": schema}, "$defs": definitions}
+    made = AnswerParser(dialect=dialects.BY_NAME[dialect], schemas={"f": tool})
+    parts = made.push(FORMS[dialect] % "5") + made.finish()
+    assert json.loads(arguments_of(parts)) == expected

@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from engine.errors import InvalidParameter
 from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.paths import default_model_dir
 from engine.text.tokenizer import Tokenizer
@@ -65,6 +66,14 @@ def special(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     backend.save(str(root / "tokenizer.json"))
     (root / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     return Tokenizer.from_dir(root)
+
+
+def multiplied(schema: dict[str, Any]) -> dict[str, Any]:
+    """Short, but ``schema`` written out a hundred million times."""
+    levels = {
+        f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 10} for level in range(7)
+    }
+    return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {**levels, "d7": schema}}
 
 
 def backend_of(tokenizer: Tokenizer) -> LlguidanceBackend:
@@ -335,6 +344,12 @@ def test_nothing_is_held_without_need() -> None:
         ("gemma4", {"properties": {"a": {"type": "string", "not": {}}}}, "not"),
         ("gemma4", {"properties": {"a": {"type": "array", "maxItems": 3}}}, "maxItems"),
         ("gemma4", {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": SELF}}, "itself"),
+        ("qwen3_xml", {"properties": []}, "'properties' must be an object"),
+        ("gemma4", {"properties": {}, "required": True}, "'required' must be a list"),
+        ("glm45", {"properties": {"a": {"type": "string", "anyOf": "b"}}}, "'anyOf' must be"),
+        ("qwen3_xml", {"properties": {"a": {"type": "string", "format": ["date"]}}}, "format"),
+        ("qwen3_xml", multiplied({"type": "string"}), "too long"),
+        ("gemma4", multiplied({"type": "string"}), "too long"),
     ],
 )
 def test_what_a_dialect_cannot_hold(name: str, schema: dict[str, Any], keyword: str) -> None:
@@ -344,3 +359,14 @@ def test_what_a_dialect_cannot_hold(name: str, schema: dict[str, Any], keyword: 
     )
     with pytest.raises(UnenforceableSchema, match=keyword):
         rules.grammar()
+
+
+def test_what_the_library_refuses_is_left_to_it(plain: Tokenizer) -> None:
+    names = {"type": "object", "propertyNames": {"format": ["date"]}}
+    tools = [CallableTool("f", names, True)]
+    hermes = dialects.BY_NAME["hermes"]
+    rules = AnswerRules(dialect=hermes, tools=tools, is_required=True, special_ids={})
+    grammar = rules.grammar()
+    assert grammar is not None
+    with pytest.raises(InvalidParameter, match="propertyNames"):
+        backend_of(plain).compile(grammar)
