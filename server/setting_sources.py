@@ -58,7 +58,7 @@ def read_yaml(rows: Sequence[Setting], path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidSettings(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date such as 2027-02-30 is a ValueError
         reason = " ".join(str(error).split())
         raise InvalidSettings(f"{path} is not valid YAML: {reason}") from None
     if content is None:

@@ -129,7 +129,7 @@ def read_key_file(path: Path) -> KeyFile:
         content = _parse(path, path.read_text("utf-8"))
     except OSError as error:
         raise InvalidSettings(f"cannot read the key file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date such as 2027-02-30 is a ValueError
         reason = " ".join(str(error).split())
         raise InvalidSettings(f"the key file {path} cannot be parsed: {reason}") from None
     try:

@@ -51,8 +51,13 @@ def always(kind: ReadFields) -> KindOf:
 
 
 def by_type(kinds: Mapping[str, ReadFields]) -> KindOf:
-    """The kind that the object's ``type`` names."""
-    return lambda value: kinds.get(value.get("type", ""))
+    """The kind that the object's ``type`` names; None if that is no string."""
+
+    def kind_of(value: Mapping[str, Any]) -> ReadFields | None:
+        name = value.get("type")
+        return kinds.get(name) if isinstance(name, str) else None
+
+    return kind_of
 
 
 def unread_fields(history: Any, kind_of: KindOf, where: str) -> list[str]:

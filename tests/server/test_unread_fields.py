@@ -120,6 +120,8 @@ def test_the_unread_fields_of_blocks_are_found() -> None:
         "messages.0.content.2.mood",
         "messages.0.content.2.content.0.citations",
     ]
+    held = {"type": "text", "media_type": "text/plain", "data": "a", "content": [{"type": [1]}]}
+    assert in_blocks("user", {"type": "document", "source": held}) == []  # no kind that is known
     body = {"messages": [{**QUESTION, "mood": 1}], "system": [text], "max_tokens": 1}
     assert unread(MessagesRequest, **body) == ["system.0.citations", "messages.0.mood"]
 
