@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import hmac
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from server.access.account import Limits
 from server.access.caller import ANONYMOUS, Caller
-from server.access.key_file import KeyEntry, read_key_file
+from server.access.key_file import KeyEntry, KeyFile, read_key_file
 from server.setting_sources import InvalidSettings
 
 _WATCH_S = 1.0
@@ -65,8 +66,10 @@ class KeyRing:
         self._keys: Mapping[bytes, _AcceptedKey] = self._static_keys
         self._callers: dict[str, Caller] = {}
         self._version: tuple[int, int] | None = None
+        self._reload_asked = asyncio.Event()
         if path is not None:
-            self._read(path)
+            self._version = _version_of(path)
+            self._accept(read_key_file(path))
 
     @property
     def requires_key(self) -> bool:
@@ -94,29 +97,39 @@ class KeyRing:
     # ------------------------------------------------------------ a file that changes
 
     def reload(self) -> None:
-        """Reload the key file; if it is invalid, log an error and keep the current keys."""
-        if self._path is None:
+        """Have ``watch`` reload the key file now, changed or not."""
+        self._reload_asked.set()
+
+    async def watch(self) -> None:
+        """Reload the key file when it changes, until cancelled.
+
+        If it is invalid, an error is logged, and the current keys stay.
+        """
+        path = self._path
+        if path is None:
             return
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S):
+                    await self._reload_asked.wait()
+            if self._reload_asked.is_set() or _version_of(path) not in (None, self._version):
+                self._reload_asked.clear()
+                await self._reload(path)
+
+    async def _reload(self, path: Path) -> None:
+        self._version = _version_of(path)  # read first, so that a change meanwhile is noticed
         try:
-            self._read(self._path)
+            # On a thread: the longest file takes a second.
+            file = await asyncio.to_thread(read_key_file, path)
         except InvalidSettings as error:
             _log.error("keeping the current keys: %s", error)
         else:
+            self._accept(file)
             _log.info("reloaded the key file")
 
-    async def watch(self) -> None:
-        """Reload the key file when it changes, until cancelled."""
-        if self._path is None:
-            return
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            if _version_of(self._path) not in (None, self._version):
-                self.reload()
-
-    def _read(self, path: Path) -> None:
-        self._version = _version_of(path)  # read first, so that a change meanwhile is noticed
+    def _accept(self, file: KeyFile) -> None:
         found = dict(self._static_keys)
-        for entry in read_key_file(path).keys:
+        for entry in file.keys:
             caller = self._callers[entry.name] = self._make_caller(entry)
             for digest in map(bytes.fromhex, entry.sha256):
                 found[self._keyed_digest(digest)] = _AcceptedKey(digest, caller, entry.expires)

@@ -177,6 +177,7 @@ def test_a_key_that_no_client_can_send_is_refused(key, tmp_path):
         ("max_num_seq: 3", "there is no setting 'max_num_seq'; did you mean 'max_num_seqs'?"),
         ("config: other.yaml", "cannot name another"),
         ("port: [", "is not valid YAML"),
+        ("port: 2027-02-30", "is not valid YAML: day is out of range"),
         ("- port", "must hold settings"),
         ("port: 99999", "'port' in the YAML file: must be less than or equal to 65535"),
         ("api_key: {a: hunter2}", "'api_key' in the YAML file"),

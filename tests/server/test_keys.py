@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import hashlib
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import httpx
 import pytest
 import yaml
 
+from server.access.caller import Caller
 from server.access.key_file import KeyEntry, KeyFile, read_key_file, write_key_file
 from server.access.keyring import KeyRing
 from server.cli import keys
@@ -311,6 +314,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("[{name: a, sha256: ONE}, {name: b, sha256: ONE}]", "twice"),
         ("[1]", "entry 1:"),
         ("[", "cannot be parsed"),
+        ("[{name: a, sha256: ONE, expires: 2027-02-30}]", "cannot be parsed: day is out of range"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why_in_one_line(
@@ -373,3 +377,36 @@ def test_a_ring_tells_its_keys_apart(tmp_path: Path) -> None:
     ):
         assert ring.find(wrong) is None
     assert not KeyRing().requires_key
+
+
+async def test_requests_are_answered_while_the_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of thousands of keys that takes a second."""
+    path = tmp_path / "keys.json.yaml"
+    path.write_text(json.dumps({"keys": []}))
+    accepted = asyncio.Event()
+
+    def make_caller(entry: KeyEntry) -> Caller:
+        accepted.set()
+        return Caller(entry.name)
+
+    ring = KeyRing([], path, make_caller)
+    begun, answered = threading.Event(), threading.Event()
+    was_answered: list[bool] = []
+
+    def read(path: Path) -> KeyFile:
+        begun.set()
+        was_answered.append(answered.wait(5))
+        return read_key_file(path)
+
+    monkeypatch.setattr("server.access.keyring.read_key_file", read)
+    path.write_text(json.dumps({"keys": ENTRIES}))
+    watch = asyncio.create_task(ring.watch())
+    ring.reload()
+    assert await asyncio.to_thread(begun.wait, 5)
+    assert ring.find(KEYS["anna"].encode()) is None
+    answered.set()
+    await asyncio.wait_for(accepted.wait(), 5)
+    assert was_answered == [True]
+    watch.cancel()
