@@ -4,6 +4,6 @@
                   │   │          │
                 failed └─► cancelling ─► cancelled          (a full disk: failed, from anywhere)
 
-``lines`` reads and validates the input, ``answering`` runs one line, ``run`` takes one batch
+``lines`` reads and validates the input, ``line_execution`` runs one line, ``run`` takes one batch
 through its statuses, and ``runner`` looks for batches that no process is working on.
 """

@@ -7,9 +7,12 @@ to compare. On a network file system without ``flock``, run one server per data 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
+
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class BatchLock:
@@ -23,19 +26,20 @@ class BatchLock:
     def acquire(cls, directory: Path, batch_id: str) -> BatchLock | None:
         """Acquire the lock; None if another process, or another task of this one, holds it.
 
-        If the directory is read-only it is not shared, and the lock does nothing.
+        None, too, if the file cannot be made now, as on a full disk. If the directory is read-only
+        it is not shared, and the lock does nothing; so it is where there are no locks.
         """
         path = directory / f"{batch_id}.lock"
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            return cls(path, None)
+        except OSError as error:
+            return cls(path, None) if error.errno in _READ_ONLY else None
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(number)
-            return None
+            return None if isinstance(error, BlockingIOError) else cls(path, None)
         return cls(path, number)
 
     def release(self, *, ended: bool) -> None:

@@ -39,8 +39,12 @@ class BatchRunner:
         news = self._env.batches.updated
         try:
             while True:
-                with contextlib.suppress(StoreError):  # already logged; the next poll retries
+                try:
                     await self._poll()
+                except StoreError:
+                    pass  # already logged; the next poll retries
+                except Exception:
+                    _log.exception("looking for batches failed")
                 # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the
                 # event.
                 with contextlib.suppress(TimeoutError):

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -109,8 +109,7 @@ class FileStore:
                 await asyncio.to_thread(_publish, partial, path)
             await self._tables.write(lambda db: _insert(db, file))
         except BaseException:
-            for left in (partial, path):
-                left.unlink(missing_ok=True)
+            _remove([partial, path])
             raise
 
     def path(self, file: StoredFile) -> Path:
@@ -163,7 +162,8 @@ class FileStore:
         await self._tables.write(
             lambda db: db.execute("DELETE FROM files WHERE id = ?", (file.id,))
         )
-        await asyncio.to_thread(self.path(file).unlink, missing_ok=True)
+        with _as_store_errors():
+            await asyncio.to_thread(self.path(file).unlink, missing_ok=True)
 
     async def sweep(self) -> None:
         """Delete expired files, and leftovers of interrupted uploads."""
@@ -283,14 +283,23 @@ def _publish(partial: Path, path: Path) -> None:
         os.close(directory)
 
 
-def _remove_contents(directory: Path, expired: Sequence[str]) -> None:
-    for id in expired:
-        (directory / id).unlink(missing_ok=True)
+def _remove_contents(directory: Path, ids: Sequence[str]) -> None:
+    """Remove the contents of files whose rows are gone, and leftovers of interrupted uploads."""
+    _remove([directory / id for id in ids])
     oldest_s = time.time() - _PARTIAL_LIFE_S
     for path in directory.glob(_PARTIAL + "*"):
         with contextlib.suppress(OSError):  # another process may have swept it
             if path.stat().st_mtime < oldest_s:
                 path.unlink()
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove what can be removed; nothing refers to the rest any more."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("cannot remove %s: %s", path, error.strerror)
 
 
 @contextlib.contextmanager

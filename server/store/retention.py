@@ -37,7 +37,9 @@ async def purge_periodically(state: ServerState) -> None:
         try:
             await purge(state)
         except StoreError:
-            continue  # already logged; the next purge retries
+            pass  # already logged; the next purge retries
+        except Exception:
+            _log.exception("purging stored data failed")
 
 
 async def purge(state: ServerState) -> None:

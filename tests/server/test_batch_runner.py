@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from engine.errors import EngineAsleep, EngineDead, OutOfMemory
 from server.batches import line_execution, runner
 from server.batches.environment import BatchEnvironment, SharedSlots
+from server.batches.lock import BatchLock
 from server.batches.offline import run_file, validate_file
 from server.batches.runner import BatchRunner
 from server.errors import ApiError
@@ -376,3 +378,45 @@ async def test_a_batch_that_cannot_be_run_is_tried_again_at_the_next_poll(
         await asyncio.sleep(0.05)
         # Once more if its own step to "in_progress" is noticed only after it has failed.
         assert num_tries <= 2
+
+
+async def test_a_poll_that_fails_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "_POLL_S", 0.001)
+    place = Place(tmp_path, echo)
+    sweep, has_failed = place.files.sweep, False
+
+    async def fail_once() -> None:
+        nonlocal has_failed
+        if not has_failed:
+            has_failed = True
+            raise OSError("no more files can be opened")
+        await sweep()
+
+    monkeypatch.setattr(place.files, "sweep", fail_once)
+    batch = await place.start(2)
+    async with place.running():
+        assert (await place.end_of(batch)).status == "completed"
+    assert "no more files can be opened" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "is_held"),
+    [
+        ("os.open", errno.EROFS, True),
+        ("os.open", errno.EMFILE, False),
+        ("fcntl.flock", errno.EWOULDBLOCK, False),
+        ("fcntl.flock", errno.ENOTSUP, True),
+    ],
+)
+def test_who_may_work_on_a_batch_where_there_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, is_held: bool
+) -> None:
+    """On one's own directory everyone; but nobody because of a fault that passes."""
+
+    def fail(*_: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(f"server.batches.lock.{call}", fail)
+    assert (BatchLock.acquire(tmp_path, "batch_1") is not None) == is_held

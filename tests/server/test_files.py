@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from server.store import files
-from server.store.database import Database
+from server.store.database import Database, StoreError
 from server.store.files import FileStore, StoredFile, new_file_id
 from tests.servers import Server, http_post, running_server
 
@@ -309,4 +309,26 @@ async def test_tenants_and_expiry(tmp_path: Path) -> None:
     assert await store.list("you", **{**listing, "after": mine.id}) is None
     await store.sweep()
     assert [path.name for path in (tmp_path / "files").iterdir()] == [mine.id]
+    await database.close()
+
+
+async def test_contents_that_cannot_be_removed_keep_no_other_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(tmp_path)
+    store = FileStore(database)
+    expired = []
+    for _ in range(3):
+        partial = await store.new_partial()
+        file = a_file("me", expires_at=1)
+        await store.add(file, partial)
+        expired.append(file)
+    stuck = store.path(expired[0])
+    stuck.unlink()
+    stuck.mkdir()
+    await store.sweep()
+    assert list((tmp_path / "files").iterdir()) == [stuck]
+    assert f"cannot remove {stuck}" in caplog.text
+    with pytest.raises(StoreError):
+        await store.delete(expired[0])
     await database.close()
