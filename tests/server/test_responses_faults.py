@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineAsleep, EngineDead, RequestFailed
+from server.openai.responses.background import BackgroundJob
 from server.store.database import FILE_NAME
 from server.store.responses import ResponseStore, StoredEvent, StoredResponse
 from tests.server.asgi import Application, Exchange, running_app
@@ -254,3 +255,33 @@ async def test_an_answer_is_not_lost_because_it_cannot_be_kept(
         assert (response["status"], response["store"]) == ("completed", False)
     refused = await ask(application, background=True).done()
     assert (refused.status, refused.error["code"]) == (503, "storage_unavailable")
+
+
+async def test_an_end_that_is_being_kept_cannot_be_cancelled(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a client that cancels once more, as the first time takes long."""
+    exchange = await ask(application, background=True).done()
+    id = json.loads(exchange.body)["id"]
+    stream = await application.engine.next_stream()
+    record_end, cancel = ResponseStore.record_end, BackgroundJob.cancel
+    is_asked, is_cancelled, may_go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def noted(job: BackgroundJob) -> None:
+        cancel(job)
+        is_cancelled.set()
+
+    async def slow(*arguments: Any) -> None:
+        is_asked.set()
+        await may_go_on.wait()
+        await record_end(*arguments)
+
+    monkeypatch.setattr(ResponseStore, "record_end", slow)
+    monkeypatch.setattr(BackgroundJob, "cancel", noted)
+    stream.put(300, end="stop")
+    await is_asked.wait()
+    cancelling = application.request("POST", f"{PATH}/{id}/cancel")
+    await is_cancelled.wait()
+    may_go_on.set()
+    await cancelling.done()
+    assert json.loads(cancelling.body)["status"] == "completed"

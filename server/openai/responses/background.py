@@ -102,9 +102,9 @@ class BackgroundJob:
                 await news.wait()
 
     def cancel(self) -> None:
-        """Stop generating."""
+        """Stop generating; once that has ended the task only stores the final state."""
         self._is_cancelled = True
-        if self.task is not None:
+        if self.task is not None and not self.ended:
             self.task.cancel()
 
     async def run(self, store: ResponseStore) -> None:
