@@ -27,8 +27,9 @@ router = APIRouter()
 )
 async def create_message(request: Request) -> Response:
     """Continue a conversation in Anthropic's shapes, as one object or as a stream of events."""
-    body, headers = await read_request(request, MessagesRequest)
     state = state_of(request)
+    state.check_capacity(caller_of(request))
+    body, headers = await read_request(request, MessagesRequest)
     caller = caller_with_deadline(request, body.deadline_ms, state.settings.default_deadline_s)
 
     async def prepare() -> MessageCall:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
-from server.access.caller import Caller
+from server.access.caller import Caller, caller_of
 from server.http.disconnect import until_disconnect
 from server.openai.deadline import caller_with_deadline, until_deadline
 from server.openai.endpoint import json_response, read_request, state_of
@@ -38,8 +38,9 @@ async def respond(
         shape: the body's shape.
         prepare: validates a caller's body against the model, and encodes it.
     """
-    body, headers = await read_request(request, shape)
     state = state_of(request)
+    state.check_capacity(caller_of(request))
+    body, headers = await read_request(request, shape)
     caller = caller_with_deadline(request, body.deadline_ms, state.settings.default_deadline_s)
     async with until_disconnect(request.receive), until_deadline(caller):
         answer = await (await prepare(state, caller, body)).complete()

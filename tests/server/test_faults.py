@@ -22,7 +22,7 @@ from engine.errors import (
 )
 from engine.paths import default_model_dir
 from engine.types import RequestTimings
-from server.access.caller import Caller
+from server.access.caller import ANONYMOUS, Caller
 from server.errors import ApiError
 from tests.server.asgi import running_app
 
@@ -238,6 +238,29 @@ async def test_more_sequences_than_the_queue_holds_are_refused_for_good(
             "and waiting sequences is 5"
         )
         assert await app.metric("admission_rejections_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": "Hi"}),
+        (CHAT, {"messages": USER}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "Hi"}),
+        ("/v1/rerank", {"query": "Hi", "documents": ["Hi"]}),
+        ("/v1/score", {"text_1": "Hi", "text_2": "Hi"}),
+    ],
+)
+async def test_a_full_queue_is_seen_before_anything_else(path: str, fields: dict[str, Any]) -> None:
+    """Of what is turned away nothing has been rendered or tokenised."""
+    async with running_app(max_num_seqs=2, max_queued_requests=3) as app:
+        assert app.state.admission.try_admit(5, ANONYMOUS)
+        answer = await app.post(path, **fields, model="nobody").done()
+        assert answer.status == 503
+        assert await app.metric("admission_rejections_total") == 1
+        app.state.release(5, ANONYMOUS)
+        assert (await app.post(path, **fields, model="nobody").done()).status == 404
 
 
 async def test_a_tenant_that_is_turned_away_by_a_sleeping_server_is_counted() -> None:

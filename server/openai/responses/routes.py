@@ -56,6 +56,8 @@ async def create_response(request: Request) -> HttpResponse:
     """Create a response: whole, as a stream of typed events, or in the background."""
     body, headers = await read_request(request, ResponsesRequest)
     state = state_of(request)
+    if not body.background:  # which waits for its place
+        state.check_capacity(caller_of(request))
     # A background response has no deadline unless the request sets one.
     limit_s = None if body.background else state.settings.default_deadline_s
     caller = caller_with_deadline(request, body.deadline_ms, limit_s)
