@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"quire bench: {error}", file=sys.stderr)
     except (OSError, TimeoutError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "no answer"
-        problem = f"no server answers at {options.url} ({reason.lower()})"
+        problem = f"no server answers at {options.url} ({reason[0].lower()}{reason[1:]})"
         print(f"quire bench: {problem}", file=sys.stderr)
     return 1
 

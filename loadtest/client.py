@@ -142,7 +142,7 @@ class Client:
                 record.message = _error_message(reader.start)
         except TimeoutError:
             record.failure = "timeout"
-        except (OSError, httptools.HttpParserError):
+        except OSError:
             record.failure = "cut" if record.sent_s else "connect"
         except msgspec.DecodeError:
             record.failure = "bad_event"
@@ -241,9 +241,11 @@ class _Connection(asyncio.Protocol):
         self._has_received = True
         try:
             self._parser.feed_data(data)
-        except Exception as error:
-            # The parser wraps exceptions of our own callbacks; the context holds the original one.
-            self._fail(error.__context__ if error.__context__ is not None else error)
+        except httptools.HttpParserCallbackError as error:
+            # It wraps an exception of our own callbacks, which is its context.
+            self._fail(error.__context__ or error)
+        except httptools.HttpParserError:
+            self._fail(ConnectionError("the answer is not HTTP"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         given_up = self._num_exchanges > 1 and not self._has_received

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client import Client, HttpError, StreamRecord, _EventReader
+from loadtest.scrape import scrape
 from tests.loadtest.scripted import Script, scripted_server
 
 BODY = {"prompt": "one two three", "max_tokens": 4}
@@ -64,6 +65,21 @@ async def test_a_silent_server_times_out():
     async with scripted_server(Silent()) as server:
         record = await Client(server.url, timeout_s=0.05).stream("/v1/completions", BODY)
     assert record.failure == "timeout"
+
+
+async def test_a_server_that_speaks_something_else_is_no_answer():
+    class Alert(Script):  # as TLS answers what is not encrypted
+        async def serve(self, reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"\x15\x03\x01\x00\x02\x02F")
+            await writer.drain()
+
+    async with scripted_server(Alert()) as server:
+        client = Client(server.url)
+        with pytest.raises(ConnectionError, match="not HTTP"):
+            await client.fetch("GET", "/v1/models")
+        assert await scrape(client) == {}
+        assert (await client.stream("/v1/completions", BODY)).failure == "cut"
 
 
 async def test_connections_are_kept_and_errors_carry_the_status():
