@@ -104,10 +104,16 @@ class ApiClient:
                 f"no secure connection to {self.url} ({reason}); if it serves plain HTTP, its "
                 "address begins with http://"
             ) from None
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             connection.close()
             raise ServerError(
                 f"no server answers at {self.url} ({_reason(error)}); start one with: quire serve"
+            ) from None
+        except http.client.HTTPException:
+            connection.close()
+            raise ServerError(
+                f"what {self.url} answers is not HTTP; if it serves TLS, its address begins with "
+                "https://"
             ) from None
         if response.status >= 400:
             message = _error_message(response.read(65536))

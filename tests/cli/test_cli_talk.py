@@ -197,6 +197,25 @@ def test_a_refusal_and_an_absent_server_are_told_in_one_line(command, script, ca
         assert "no header can hold" in capsys.readouterr().err
 
 
+def test_what_is_not_http_is_not_printed(capsys):
+    """At a port for TLS, what is not encrypted gets such an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"\x15\x03\x01\x00\x02\x02F\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert complete_main(["--url", url, "Hi"]) == 1
+        thread.join()
+    told = "is not HTTP; if it serves TLS, its address begins with https://"
+    assert capsys.readouterr().err == f"quire: what {url} answers {told}\n"
+
+
 def test_an_untrusted_certificate_is_not_taken_for_an_absent_server(capsys):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE)
