@@ -109,14 +109,14 @@ class EngineMonitor:
             self._reset(now_s)
         self._last_snapshot_s = now_s
         running, waiting = self._find_live(now_s)
-        lives = [record.to_record() for record in (*running, *waiting, *reversed(self._ended))]
+        requests = [record.to_record() for record in (*running, *waiting, *reversed(self._ended))]
         return Snapshot(
             now_s=now_s,
             since_s=self._since_s,
             stats=self._scheduler.stats(),
             steps=tuple(self._steps),
             seconds=tuple(self._seconds),
-            requests=tuple(lives),
+            requests=tuple(requests),
             blocks=map_blocks(self._pool, self._scheduler.tables),
         )
 
@@ -233,7 +233,7 @@ class EngineMonitor:
 
 
 class _Record:
-    """The record that a request's :class:`Life` is made of. Written by ``EngineMonitor`` alone."""
+    """What a request's :class:`RequestRecord` is made of. Written by ``EngineMonitor`` alone."""
 
     __slots__ = (
         "_final",
@@ -319,7 +319,7 @@ def map_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> BlockMap:
 
     Args:
         pool: the block pool.
-        tables: all block tables in use, in the order of the snapshot's lives.
+        tables: all block tables in use, in the order of the snapshot's requests.
     """
     references, idle = pool.usage_snapshot()
     owners = [FREE] * len(references)

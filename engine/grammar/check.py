@@ -48,10 +48,8 @@ class GrammarChecker:
         self._limit_s = limit_s
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # oldest first
         self._executor = ThreadPoolExecutor(_NUM_CHILDREN, thread_name_prefix="grammar-check")
-        self._idle = [SandboxedProcess(_HANDLER, _MODULES, {}, limit_s=limit_s)]
-        self._idle += [
-            SandboxedProcess(_HANDLER, _MODULES, {}, limit_s=limit_s)
-            for _ in range(_NUM_CHILDREN - 1)
+        self._idle = [
+            SandboxedProcess(_HANDLER, _MODULES, {}, limit_s=limit_s) for _ in range(_NUM_CHILDREN)
         ]
 
     async def check(self, grammar: Grammar) -> Refusal | None:

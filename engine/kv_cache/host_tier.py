@@ -37,7 +37,7 @@ class HostTier:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._pending: dict[bytes, int] = {}
-        self._slot_of: dict[bytes, int] = {}  # of kept and held slots
+        self._slot_of: dict[bytes, int] = {}  # of all slots with a block, also while steps read it
         self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._num_holds = [0] * num_slots  # for each slot, the steps in flight that read it
         self._digest_of: list[bytes | None] = [None] * num_slots

@@ -294,7 +294,7 @@ def load_weights(
     """Read all parameters of a model from a checkpoint's files, cast to ``dtype``.
 
     With ``cuts``, only one rank's shard of each is read. Matrices quantised in the format
-    ``quant_format`` stay quantised when they are read through ``stored``.
+    ``quant_format`` stay quantised when they are read by ``load_matrix``.
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing

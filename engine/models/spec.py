@@ -150,6 +150,11 @@ class DecoderSpec:
     value_head_dim: int | None = None  # of values narrower than keys; the cache holds more
     value_scale: float = 1.0  # factor of values
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
+    qk_norm_after_rope: bool = False  # with qk_norm: after rope
+    unit_qk_norm: bool = False  # RMS norms without weights, in layers with rope
+    wide_qk_norm: bool = False  # RMS norm over all query heads, and over all key heads
+    qk_layer_norm: bool = False  # layer norms instead; each head has its own weights
+    separate_head_norms: bool = False  # with qk_layer_norm: each head's weights are a tensor
     unit_value_norm: bool = False  # RMS norm of each head's value, without weights
     uses_shared_kv: bool = False  # keys and values are another layer's
     per_layer_size: int = 0  # width of per-layer embeddings; 0: none
@@ -157,12 +162,7 @@ class DecoderSpec:
     per_layer_pad_id: int = 0  # used for image tokens
     altup: AltUpSpec | None = None  # None: there is one residual stream
     layer_scales: bool = False  # a learned factor of the residual stream after each layer
-    qk_layer_norm: bool = False  # instead: layer norms, and each head has its own weights
-    separate_head_norms: bool = False  # with qk_layer_norm: each head's weights are a tensor
-    qk_norm_after_rope: bool = False  # with qk_norm: after rope
-    unit_qk_norm: bool = False  # without weights, in layers with rope
     temperature: TemperatureSpec | None = None
-    wide_qk_norm: bool = False  # RMS norm over all query heads, and over all key heads
     # Each query head's factor of a key's distance from the query, added to scores (ALiBi).
     alibi_slopes: tuple[float, ...] | None = None
     has_sinks: bool = False  # each query head's softmax has one more score, with no value

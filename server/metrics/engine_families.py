@@ -82,7 +82,7 @@ class EngineFamilies:
         if self._max_loras:
             family = GaugeMetricFamily(
                 self._families.name("lora_requests_info"),
-                "Names of the adapters in use, of which most may be on the device; the time of it.",
+                "Names of the adapters in use, and the most on the device; the value is the time.",
                 labels=[
                     *self._families.labels,
                     *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),

@@ -1,8 +1,8 @@
 """The sequences of one API request, from submission to completion.
 
-Submits, aborts and counts sequences. A :class:`Generation` is a context
-manager: however its block exits, every sequence has ended, its blocks are being freed, and it has
-been counted exactly once, as finished, failed or aborted.
+Submits, aborts and counts sequences. A :class:`Generation` is a context manager: however its block
+exits, every sequence has ended, its blocks are being freed, and it has been counted exactly once,
+as finished, failed or aborted.
 """
 
 from __future__ import annotations

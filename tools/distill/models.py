@@ -81,7 +81,10 @@ def load_config(folder: str | Path) -> Any:
 def load_model(
     folder: str | Path, dtype: torch.dtype, device: torch.device, eager_attention: bool
 ) -> Any:
-    """Load a causal model. plain: with an attention implementation that returns its weights."""
+    """Load a causal model.
+
+    eager_attention: with an attention implementation that returns its weights. Raises DistillError.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

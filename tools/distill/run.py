@@ -44,9 +44,9 @@ def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
     models.check_memory(
         teacher_config, config, dtype.itemsize, settings.batch_rows * longest, device
     )
-    plain = settings.needs_attention
-    teacher = models.load_model(settings.teacher, dtype, device, plain)
-    student, taken = _student(settings, config, teacher, device, plain)
+    eager = settings.needs_attention
+    teacher = models.load_model(settings.teacher, dtype, device, eager)
+    student, taken = _student(settings, config, teacher, device, eager)
     apart = models.isolates_documents(teacher) and models.isolates_documents(student)
     if not apart:
         logger.warning("this model's attention crosses the documents of a packed row")
@@ -74,13 +74,13 @@ def distill(settings: Settings, overwrite: bool = False) -> dict[str, Any]:
 
 
 def _student(
-    settings: Settings, config: Any, teacher: Any, device: torch.device, plain: bool
+    settings: Settings, config: Any, teacher: Any, device: torch.device, eager_attention: bool
 ) -> tuple[Any, list[str]]:
     """The student, and the names of the tensors it inherited from the teacher."""
     source = settings.student
     if source is not None and source.is_dir() and any(source.glob("*.safetensors")):
-        return models.load_model(source, torch.float32, device, plain), []
-    student = make_student(config, settings.seed, plain).to(device)
+        return models.load_model(source, torch.float32, device, eager_attention), []
+    student = make_student(config, settings.seed, eager_attention).to(device)
     return student, [] if settings.fresh else init_from_teacher(student, teacher)
 
 

@@ -75,7 +75,7 @@ def _check(config: Any) -> None:
 
 
 def make_student(config: Any, seed: int, eager_attention: bool) -> Any:
-    """A float32 model with seeded random weights. plain: see models.load_model."""
+    """A float32 model with seeded random weights. eager_attention: see models.load_model."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)

@@ -6,7 +6,7 @@
     calibrate  measures the steps of a real model on this machine, and fits them
     traffic    arrival times and lengths of requests
     simulate   runs the traffic through an engine whose runner only advances the clock
-    answer     percentiles, the maximum rate of one replica, how many replicas are needed
+    predict    percentiles, the maximum rate of one replica, how many replicas are needed
     search     the parallel layout that needs the fewest devices
 
 No part of the scheduler is reimplemented, so plans match what the engine does.
