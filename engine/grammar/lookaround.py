@@ -29,13 +29,14 @@ _EQUAL = {
     _ZOD_DURATION: rf"^P(\d+W|{_DAYS}({_CLOCK})?|{_CLOCK})$",
 }
 
-# pydantic 2.12 and 2.13, of Decimal: at least one digit, and at most so many.
+# pydantic 2.12 and 2.13, of Decimal: at least one digit, and at most so many. Of more than 999 the
+# answer would be a pattern without end: it has an alternative for each.
 _DECIMAL = re.compile(
     r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*"
     r"(?:"
-    r"\(\?:\\d\{0,(?P<before>\d+)\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)"
-    r"\\d(?:\*|\{0,\d+\})\\\.\\d(?:\*|\{0,(?P<behind>\d+)\})0\*\$\)"
-    r"|\\d\*\\\.\?\\d(?:\*|\{0,(?P<places>\d+)\}0\*)\$"
+    r"\(\?:\\d\{0,(?P<before>\d{1,3})\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)"
+    r"\\d(?:\*|\{0,\d+\})\\\.\\d(?:\*|\{0,(?P<behind>\d{1,3})\})0\*\$\)"
+    r"|\\d\*\\\.\?\\d(?:\*|\{0,(?P<places>\d{1,3})\}0\*)\$"
     r")"
 )
 

@@ -29,7 +29,7 @@ def spelled_out(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[s
     known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
     listed = names.get("enum", [names["const"]] if "const" in names else None)
     if isinstance(listed, list) and isinstance(known, Mapping):
-        allowed = [name for name in listed if isinstance(name, str)]
+        allowed = dict.fromkeys(name for name in listed if isinstance(name, str))
         given = {name: known[name] for name in known if name in allowed}
         return {
             **others,

@@ -21,6 +21,7 @@ _CONSTRAINTS = frozenset(
     }
 )
 _MAX_DEPTH = 16
+_MAX_PROPERTIES = 1024  # of one object; rules for optional ones grow with their square
 _MAX_VISITS = 4096  # the longest published schemas of tools have some hundreds
 # Everything but blanks and what may stand around a name. Not \w, by which Python and the library
 # of grammars mean different characters: the marks of Hindi and Thai are not among Python's.
@@ -78,6 +79,9 @@ def split_properties(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         raise UnenforceableSchema("'properties' must be an object")
     if not isinstance(needed, list):
         raise UnenforceableSchema("'required' must be a list")
+    if len(properties) > _MAX_PROPERTIES:
+        raise UnenforceableSchema(f"'properties' holds more than {_MAX_PROPERTIES}")
+    names = {name for name in needed if isinstance(name, str)}
     if unknown := constraints_of(schema, "properties", "required", "additionalProperties"):
         raise unsupported_keyword(unknown)
     required: dict[str, Any] = {}
@@ -85,7 +89,7 @@ def split_properties(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     for name, inner in properties.items():
         if not ARGUMENT_NAME.fullmatch(name):
             raise UnenforceableSchema(f"the argument {name[:40]!r} cannot be written by this model")
-        place = required if name in needed else optional
+        place = required if name in names else optional
         place[name] = inner if isinstance(inner, dict) else {}
     return required, optional
 

@@ -144,7 +144,8 @@ def _whole(pattern: Any) -> str:
     """
     inner = without_lookaround(str(pattern))
     begins = inner.startswith("^")
-    ends = inner.endswith("$") and not _is_escaped(inner, len(inner) - 1)
+    backslashes = len(inner[:-1]) - len(inner[:-1].rstrip("\\"))
+    ends = inner.endswith("$") and not backslashes % 2
     inner = inner[begins : len(inner) - ends]
     if (begins or ends) and _has_alternatives(inner):
         raise unsupported_keyword({"pattern"})
@@ -154,11 +155,11 @@ def _whole(pattern: Any) -> str:
 
 def _has_alternatives(pattern: str) -> bool:
     """Whether there is a ``|`` outside of groups and classes, to which an anchor belongs alone."""
-    depth, in_class = 0, False
-    for at, char in enumerate(pattern):
-        if _is_escaped(pattern, at):
-            continue
-        if in_class:
+    depth, in_class, is_escaped = 0, False, False
+    for char in pattern:
+        if is_escaped or char == "\\":
+            is_escaped = not is_escaped
+        elif in_class:
             in_class = char != "]"
         elif char == "[":
             in_class = True
@@ -167,8 +168,3 @@ def _has_alternatives(pattern: str) -> bool:
         elif char == "|" and not depth:
             return True
     return False
-
-
-def _is_escaped(pattern: str, at: int) -> bool:
-    before = pattern[:at]
-    return (len(before) - len(before.rstrip("\\"))) % 2 == 1

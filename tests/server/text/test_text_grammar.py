@@ -345,6 +345,7 @@ def test_nothing_is_held_without_need() -> None:
         ("gemma4", {"properties": {"a": {"type": "array", "maxItems": 3}}}, "maxItems"),
         ("gemma4", {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": SELF}}, "itself"),
         ("qwen3_xml", {"properties": []}, "'properties' must be an object"),
+        ("pythonic", {"properties": {f"a{n}": {} for n in range(2000)}}, "more than 1024"),
         ("gemma4", {"properties": {}, "required": True}, "'required' must be a list"),
         ("glm45", {"properties": {"a": {"type": "string", "anyOf": "b"}}}, "'anyOf' must be"),
         ("qwen3_xml", {"properties": {"a": {"type": "string", "format": ["date"]}}}, "format"),
