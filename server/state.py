@@ -30,6 +30,7 @@ from server.chat_template import read_chat_template
 from server.errors import ApiError, asleep, bad_field, overloaded, unavailable
 from server.grammars import GrammarValidator
 from server.images import ImageDecoder
+from server.media_budget import MediaBudget
 from server.metrics import Metrics, MetricValues
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
@@ -106,6 +107,7 @@ class ServerState:
     gather_metrics: Callable[[], Awaitable[MetricValues]] | None = None
     grammars: GrammarValidator = field(default_factory=GrammarValidator)
     images: ImageDecoder = field(default_factory=ImageDecoder)
+    media: MediaBudget = field(default_factory=MediaBudget)  # of requests in flight
     audio: AudioDecoder = field(default_factory=AudioDecoder)
     videos: VideoDecoder = field(default_factory=VideoDecoder)
     tracing: Tracing | None = None  # receives finished requests
@@ -264,7 +266,7 @@ class ServerState:
     def admit(
         self, num_sequences: int, caller: Caller, media_bytes: int = 0, *, param: str = "n"
     ) -> None:
-        """Admit sequences, and the media that they hold, which ``images.release`` releases.
+        """Admit sequences, and the media that they hold, which ``media.release`` releases.
 
         Args:
             num_sequences: of one request.
@@ -286,13 +288,13 @@ class ServerState:
         if self.failure is not None:
             raise unavailable()
         self._check_awake(caller)
-        if not self.images.can_reserve(media_bytes):
+        if not self.media.can_reserve(media_bytes):
             self.metrics.record_rejected("images", caller.tenant)
-            most = self.images.max_in_flight_bytes >> 20
+            most = self.media.max_bytes >> 20
             raise overloaded(f"{most} MiB of images, videos and audio in flight")
         if not self.admission.try_admit(num_sequences, caller):
             self._reject("queue_full", caller.tenant)
-        self.images.reserve(media_bytes)
+        self.media.reserve(media_bytes)
 
     def check_capacity(self, caller: Caller) -> None:
         """Refuse early what ``admit`` would refuse, before any work is done for it.

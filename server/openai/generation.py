@@ -183,7 +183,7 @@ class Generation:
             streams = self._submit(choices)
         except BaseException:
             self._release(count)
-            state.images.release(self._media_bytes)
+            state.media.release(self._media_bytes)
             charge.settle(UsageCounts())
             raise
         self.choices = choices
@@ -220,7 +220,7 @@ class Generation:
         metrics = self._state.metrics
         if self._timer is not None:
             self._timer.cancel()
-        self._state.images.release(self._media_bytes)
+        self._state.media.release(self._media_bytes)
         for choice in self.choices:
             if choice.finish_reason is not None or choice.stream is None:
                 continue

@@ -15,6 +15,7 @@ from PIL import Image
 from engine.images.read import read_image
 from engine.images.types import PlaceholderRewrite, TileRewrite, TileScaling
 from server.images import ImageDecoder
+from server.media_budget import MediaBudget
 from tests.server.showing import (
     BLUE,
     CHAT,
@@ -348,7 +349,7 @@ async def test_a_bad_block_is_named(tmp_path: Path, source: Any, words: str) -> 
 async def test_pixels_in_flight_are_bounded_and_given_back(tmp_path: Path) -> None:
     async with seeing(tmp_path) as app:
         num_bytes = 8 * 12 * 3
-        app.state.images = ImageDecoder(max_in_flight_bytes=num_bytes)
+        app.state.media = MediaBudget(num_bytes)
         asked = {"messages": [user(shown())], "max_tokens": 1}
         first = app.post(CHAT, **asked)
         stream = await app.engine.next_stream()
