@@ -24,8 +24,7 @@ from loadtest.client import Client, raw_json
 from loadtest.machine import describe_machine
 from loadtest.process import running_server
 from loadtest.scrape import scrape
-
-_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
+from loadtest.workloads import PLAIN_TOKENS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,12 +90,12 @@ async def _converse(urls: Sequence[str], options: argparse.Namespace) -> dict[st
     async def talk(number: int) -> int:
         """Run one conversation and return the number of prompt tokens it sent."""
         rng = random.Random(f"system {number % options.system_prompts}")
-        prompt = rng.choices(_VOCABULARY, k=options.system_len)
+        prompt = rng.choices(PLAIN_TOKENS, k=options.system_len)
         rng = random.Random(f"conversation {number}")
         sent = 0
         async with room:
             for _ in range(options.turns):
-                prompt += rng.choices(_VOCABULARY, k=options.turn_len)
+                prompt += rng.choices(PLAIN_TOKENS, k=options.turn_len)
                 body = {
                     **{"model": model, "prompt": prompt, "max_tokens": options.output_len},
                     **{"temperature": 0, "ignore_eos": True},

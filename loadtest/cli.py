@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import random
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from loadtest.client import Client, HttpError, StreamRecord, raw_json
 from loadtest.driver import Endpoint, GaugeMonitor, Load, send_all
-from loadtest.machine import describe_machine, tree_cpu_s
+from loadtest.machine import describe_machine, own_cpu_s, tree_cpu_s
 from loadtest.report import Run, format_table, render_html
 from loadtest.scrape import differences, scrape
 from loadtest.summary import summarize
@@ -250,14 +249,14 @@ async def measure(
     progress = _Progress(load, len(requests))
     before = await scrape(client)
     server_cpu_s = tree_cpu_s(options.server_pid) if options.server_pid else None
-    client_cpu_s, begun_s = _own_cpu_s(), time.perf_counter()
+    client_cpu_s, begun_s = own_cpu_s(), time.perf_counter()
     rng = random.Random(f"{options.seed} arrivals")
     async with GaugeMonitor(client) as watch:
         records = await send_all(client, endpoint, requests, load, rng, progress)
     wall_s = time.perf_counter() - begun_s
     _check_lengths(records, requests, ignore_eos=options.ignore_eos)
     summary = summarize(records)
-    summary["client_cpu_cores"] = (_own_cpu_s() - client_cpu_s) / wall_s
+    summary["client_cpu_cores"] = (own_cpu_s() - client_cpu_s) / wall_s
     if server_cpu_s is not None:
         spent_s = (tree_cpu_s(options.server_pid) or server_cpu_s) - server_cpu_s
         summary["server_cpu_cores"] = spent_s / wall_s
@@ -372,11 +371,6 @@ def _float(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-
-
-def _own_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 class _ReaderLeft(Exception):

@@ -33,9 +33,8 @@ from loadtest.driver import Endpoint, Load, send_all
 from loadtest.machine import describe_machine
 from loadtest.process import running_server
 from loadtest.summary import latencies, spread
-from loadtest.workloads import Shape, draw_lengths, make_requests
+from loadtest.workloads import PLAIN_TOKENS, Shape, draw_lengths, make_requests
 
-_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 _KEYS = {name: f"sk-load-{name}" for name in ("quiet", "noisy")}
 
 
@@ -167,7 +166,7 @@ class _Bench:
         assert self._endpoint is not None
         rng = random.Random(seed)
         shape = Shape("fixed", self._options.input_len, self._options.output_len)
-        asks = make_requests(draw_lengths(shape, count, rng), rng, token_pool=_VOCABULARY)
+        asks = make_requests(draw_lengths(shape, count, rng), rng, token_pool=PLAIN_TOKENS)
         return await send_all(self._clients[who], self._endpoint, asks, load, rng)
 
 

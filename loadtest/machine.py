@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name))},
     }
+
+
+def own_cpu_s() -> float:
+    """CPU seconds used by this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def tree_cpu_s(pid: int) -> float | None:

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import random
-import resource
 import statistics
 import sys
 import time
@@ -29,13 +28,12 @@ import uvloop
 
 from loadtest.client import Client, raw_json
 from loadtest.driver import Endpoint, Load, send_all
-from loadtest.machine import cpu_s, describe_machine, process_tree
+from loadtest.machine import cpu_s, describe_machine, own_cpu_s, process_tree
 from loadtest.process import RunningServer, running_server
 from loadtest.summary import summarize
-from loadtest.workloads import Shape, draw_lengths, make_requests
+from loadtest.workloads import PLAIN_TOKENS, Shape, draw_lengths, make_requests
 
 _INPUT_LEN, _OUTPUT_LEN = 64, 128  # tokens; the overhead load
-_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 
 
 class _PacedLoad(NamedTuple):
@@ -116,12 +114,12 @@ async def _round(
     count = max(pace.min_requests, pace.requests_per_slot * concurrency)
     rng = random.Random(seed)
     lengths = draw_lengths(Shape("fixed", _INPUT_LEN, _OUTPUT_LEN), count, rng)
-    pool = None if endpoint.chat else _VOCABULARY
+    pool = None if endpoint.chat else PLAIN_TOKENS
     asks = make_requests(lengths, rng, token_pool=pool, tokens_per_word=2.0)
     before = {member: cpu_s(member) for member in process_tree(pid)}
-    own_s, begun_s = _own_cpu_s(), time.perf_counter()
+    own_s, begun_s = own_cpu_s(), time.perf_counter()
     records = await send_all(client, endpoint, asks, Load(concurrency=concurrency), rng)
-    wall_s, own_s = time.perf_counter() - begun_s, _own_cpu_s() - own_s
+    wall_s, own_s = time.perf_counter() - begun_s, own_cpu_s() - own_s
     spent: dict[str, float] = {}
     for member, since_s in before.items():
         role = _role(member)
@@ -154,11 +152,6 @@ def _role(pid: int) -> str:
     if "engine.worker" in command:
         return "engine"
     return "template" if "template" in command else "api"
-
-
-def _own_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _print_table(runs: Sequence[dict[str, Any]]) -> None:

@@ -5,13 +5,16 @@ Understands the names ``quire:*`` and ``vllm:*``; for other servers there are no
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Collection
 from typing import Any
 
 from loadtest.client import Client, HttpError
 
 _SAMPLE = re.compile(r"^(\w+):(\w+)(?:\{.*\})?\s+(\S+)")
 _PREFIXES = ("quire", "vllm")
+_POLL_S = 0.1
 
 
 async def scrape(client: Client) -> dict[str, float]:
@@ -24,6 +27,22 @@ async def scrape(client: Client) -> dict[str, float]:
     except (HttpError, OSError, TimeoutError):
         return {}
     return parse_samples(text)
+
+
+async def scrape_when_idle(
+    client: Client, gauges: Collection[str], patience_s: float
+) -> dict[str, float]:
+    """Read the samples until all of ``gauges`` are 0, for at most ``patience_s`` seconds.
+
+    The last ones read are returned, in any case.
+    """
+    samples = await scrape(client)
+    for _ in range(int(patience_s / _POLL_S)):
+        if samples and not any(samples[name] for name in gauges):
+            break
+        await asyncio.sleep(_POLL_S)
+        samples = await scrape(client)
+    return samples
 
 
 def parse_samples(text: str) -> dict[str, float]:

@@ -19,6 +19,8 @@ from typing import Literal
 WorkloadName = Literal["fixed", "random", "shared-prefix", "chat"]
 WORKLOADS: tuple[WorkloadName, ...] = ("fixed", "random", "shared-prefix", "chat")
 
+PLAIN_TOKENS = range(300, 1300)  # ids in every vocabulary, none of them special
+
 # Sigma of the natural logarithm of lengths. Public logs of assistant conversations have heavy tails
 # of about this width: the 95th percentile is some five times the median.
 _CHAT_SIGMA = 1.0

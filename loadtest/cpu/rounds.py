@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import resource
 import statistics
 import sys
 import time
@@ -15,7 +14,7 @@ from loadtest.client import Client
 from loadtest.cpu.loads import CpuLoad
 from loadtest.cpu.servers import MODEL_NAME
 from loadtest.driver import Endpoint, Load, send_all
-from loadtest.machine import busy_cpu_s, tree_cpu_s
+from loadtest.machine import busy_cpu_s, own_cpu_s, tree_cpu_s
 from loadtest.process import RunningServer
 from loadtest.summary import summarize
 from loadtest.workloads import SampleRequest
@@ -98,11 +97,11 @@ def _round(
     server: RunningServer, waves: Sequence[Sequence[SampleRequest]], concurrency: int
 ) -> dict[str, Any]:
     begun_s, busy_s = time.perf_counter(), busy_cpu_s()
-    server_s, client_s = tree_cpu_s(server.pid) or 0.0, _own_cpu_s()
+    server_s, client_s = tree_cpu_s(server.pid) or 0.0, own_cpu_s()
     summary = asyncio.run(_send(server.url, waves, concurrency))
     wall_s = time.perf_counter() - begun_s
     server_s = (tree_cpu_s(server.pid) or server_s) - server_s
-    client_s = _own_cpu_s() - client_s
+    client_s = own_cpu_s() - client_s
     busy_s = busy_cpu_s() - busy_s
     wanted = sum(ask.max_tokens for wave in waves for ask in wave)
     if summary["failures"] or summary["output_tokens"] != wanted:
@@ -131,8 +130,3 @@ async def _send(
         records += await send_all(client, _ENDPOINT, wave, load, random.Random(0))
     client.close()
     return summarize(records)
-
-
-def _own_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime

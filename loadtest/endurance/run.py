@@ -33,14 +33,15 @@ from loadtest.client import Client, HttpError, raw_json
 from loadtest.endurance.samples import Sample, growth_per_1000, leaks, longest_stall_s, take_sample
 from loadtest.machine import describe_machine
 from loadtest.process import RunningServer, running_server
-from loadtest.scrape import scrape
+from loadtest.scrape import scrape, scrape_when_idle
 from loadtest.soak.answers import Answer, comparable_answer, first_difference, read_stream
+from loadtest.workloads import PLAIN_TOKENS
 
 _PATH = "/v1/completions"
 _STUB = ("--load-format", "stub")
-_VOCABULARY = range(300, 1300)  # prompt ids: in every vocabulary, and none of them special
 _SAMPLE_PERIOD_S = 0.25  # between two samples
 _IDLE_S = 30.0
+_BUSY_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
 _MAX_REPORTED = 20  # problems to report
 
 # The limits to stay within.
@@ -138,7 +139,7 @@ class _Endurance:
         rng, longest = self._rng, self._options.longest
         return {
             "model": model,
-            "prompt": [*rng.choices(_VOCABULARY, k=rng.randint(1, longest))],
+            "prompt": [*rng.choices(PLAIN_TOKENS, k=rng.randint(1, longest))],
             "max_tokens": rng.randint(1, longest),
             "temperature": rng.choice((0.0, 1.0)),
             "seed": 1000 * self._options.seed + number,
@@ -200,14 +201,10 @@ class _Endurance:
 
     async def _wait_until_idle(self) -> Mapping[str, float]:
         """The server's metrics once it is idle; the last ones read if it stays busy."""
-        busy = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
-        figures = await scrape(self._client)
-        for _ in range(int(_IDLE_S / 0.1)):
-            if figures and not any(figures[name] for name in busy):
-                return figures
-            await asyncio.sleep(0.1)
-            figures = await scrape(self._client)
-        self._problems.append(f"never idle: { {name: figures.get(name) for name in busy} }")
+        figures = await scrape_when_idle(self._client, _BUSY_GAUGES, _IDLE_S)
+        busy = {name: figures.get(name) for name in _BUSY_GAUGES}
+        if any(value != 0 for value in busy.values()):
+            self._problems.append(f"never idle: {busy}")
         return figures
 
     def _check_limits(self, figures: Mapping[str, float]) -> None:

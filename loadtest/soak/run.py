@@ -23,7 +23,7 @@ from typing import Any
 
 from loadtest.client import Client, HttpError, raw_json
 from loadtest.process import running_server
-from loadtest.scrape import scrape
+from loadtest.scrape import scrape, scrape_when_idle
 from loadtest.soak.answers import Answer, comparable_answer, first_difference, read_stream
 from loadtest.soak.request_generator import RequestGenerator, SoakRequest
 
@@ -166,14 +166,10 @@ class _Soak:
 
         If it does not become idle in time, the last ones read; empty if the server is gone.
         """
-        figures = await scrape(self._client)
-        for _ in range(int(_IDLE_S / 0.1)):
-            if figures and not any(figures[name] for name in _BUSY_GAUGES):
-                return figures
-            await asyncio.sleep(0.1)
-            figures = await scrape(self._client)
+        figures = await scrape_when_idle(self._client, _BUSY_GAUGES, _IDLE_S)
         busy = {name: figures.get(name) for name in _BUSY_GAUGES}
-        self._result.problems.append(f"never idle: {busy}")
+        if any(value != 0 for value in busy.values()):
+            self._result.problems.append(f"never idle: {busy}")
         return figures
 
     def _check_counters(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:

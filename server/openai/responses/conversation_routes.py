@@ -21,6 +21,7 @@ from server.openai.metadata import Metadata
 from server.openai.openapi_schema import describe
 from server.openai.outputs import to_json
 from server.openai.pagination import make_page
+from server.openai.responses.call import to_stored_items
 from server.openai.responses.context import conversation_not_found, resolve_items
 from server.openai.responses.input_items import InputItem, NewItem, read_items
 from server.openai.responses.item_fields import kind_of_item
@@ -32,7 +33,6 @@ from server.store.conversations import (
     ConversationStore,
     DuplicateItem,
     StoredConversation,
-    StoredItem,
 )
 
 router = APIRouter()
@@ -119,7 +119,7 @@ async def create_conversation(request: Request) -> Response:
     )
     items = await _resolve(request, body.items)
     try:
-        await _store(request).create(conversation, _to_stored_items(items))
+        await _store(request).create(conversation, to_stored_items(items))
     except DuplicateItem as error:
         raise _duplicate_item_error(items, error) from None
     return json_response(_to_conversation(conversation), headers)
@@ -196,7 +196,7 @@ async def create_conversation_items(conversation_id: str, request: Request) -> R
     items = await _resolve(request, body.items)
     tenant = caller_of(request).tenant
     try:
-        found = await _store(request).append(conversation_id, tenant, _to_stored_items(items))
+        found = await _store(request).append(conversation_id, tenant, to_stored_items(items))
     except DuplicateItem as error:
         raise _duplicate_item_error(items, error) from None
     if not found:
@@ -248,10 +248,6 @@ async def _find(request: Request, id: str) -> StoredConversation:
 async def _resolve(request: Request, items: Sequence[NewItem]) -> list[Item]:
     state = state_of(request)
     return await resolve_items(state.database, state.files, caller_of(request), items, "items")
-
-
-def _to_stored_items(items: Sequence[Item]) -> list[StoredItem]:
-    return [StoredItem(item.id, to_json(item)) for item in items]
 
 
 def _to_conversation(conversation: StoredConversation) -> Conversation:
