@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.trace import Tracer
 
-    from server.openai.generation import Choice
+    from server.openai.choice import Choice
     from server.openai.outputs import Usage
     from server.settings import Settings
 

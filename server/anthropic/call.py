@@ -22,8 +22,9 @@ from server.anthropic.outputs import (
 )
 from server.anthropic.translate import chat_body, translate_errors
 from server.errors import ApiError
+from server.openai.choice import Choice
 from server.openai.conversation import Conversation
-from server.openai.generation import Choice, Generation
+from server.openai.generation import Generation
 from server.openai.inputs import ChatRequest
 from server.state import ServerState
 from server.text.parts import Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.text.output import TextDelta, TokenLogprob
-from server.openai.generation import Choice
+from server.openai.choice import Choice
 
 
 class ChoiceOutput:

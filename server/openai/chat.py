@@ -17,10 +17,11 @@ from server.access.caller import Caller
 from server.openai.best_of import ChoiceOutput, select_choices
 from server.openai.chat_parts import ChatFormatter
 from server.openai.chat_recorder import ChatRecorder
+from server.openai.choice import Choice, Step
 from server.openai.choice_parser import ChoiceParser
 from server.openai.conversation import Conversation
 from server.openai.endpoint import respond
-from server.openai.generation import Choice, Generation, Step
+from server.openai.generation import Generation
 from server.openai.inputs import ChatRequest
 from server.openai.large_answers import build_choices
 from server.openai.logprobs import chat_logprobs, prompt_logprobs

@@ -8,7 +8,7 @@ from typing import Any
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.output import TextDelta
 from engine.text.tokenizer import Tokenizer
-from server.openai.generation import Choice
+from server.openai.choice import Choice
 from server.text.custom_input import CustomInputs
 from server.text.dialects import Dialect
 from server.text.parser import AnswerParser

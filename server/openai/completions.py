@@ -14,8 +14,9 @@ from engine.text.output import TokenLogprob, prompt_entries
 from engine.types import SamplingParams
 from server.access.caller import Caller
 from server.openai.best_of import ChoiceOutput, select_choices
+from server.openai.choice import Choice, Job, Step
 from server.openai.endpoint import check_grammar, new_id, respond
-from server.openai.generation import Choice, Generation, Job, Step
+from server.openai.generation import Generation
 from server.openai.inputs import CompletionRequest
 from server.openai.large_answers import build_choices
 from server.openai.logprobs import completion_logprobs, prompt_logprobs

@@ -26,9 +26,10 @@ from engine.types import Grammar, SamplingParams
 from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.chat_prompt import encode_chat
+from server.openai.choice import Choice, Job
 from server.openai.choice_parser import ChoiceParser
 from server.openai.endpoint import check_grammar, new_id
-from server.openai.generation import Choice, Generation, Job
+from server.openai.generation import Generation
 from server.openai.inputs import ChatRequest
 from server.openai.message_files import with_file_texts
 from server.openai.prompts import truncate_prompt

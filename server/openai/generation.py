@@ -11,11 +11,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 
-from engine.audio.types import AudioClip
 from engine.beam_search import BeamParams
 from engine.beam_streams import submit_beams
 from engine.client import RequestStream
@@ -27,84 +26,25 @@ from engine.errors import (
     OutOfMemory,
     RequestError,
 )
-from engine.images.types import Image
-from engine.prompt_progress import PromptProgress
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
-from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
+from engine.types import RequestOutput
 from server.access.account import Charge
 from server.access.caller import ANONYMOUS, Caller
 from server.access.usage import UsageCounts
+from server.openai.choice import Choice, Job, Step
 from server.openai.outputs import (
     CompletionTokensDetails,
-    FinishReason,
     PromptTokensDetails,
     Usage,
 )
-from server.openai.timings import Timings, times_until_now, timings_of
+from server.openai.timings import times_until_now, timings_of
 from server.state import Model, ServerState
 from server.tracing import TracedRequest
 
 # The engine itself ends sequences at their deadline. If it reports nothing for this long after, it
 # hangs or is restarting, and the client gets the error without it.
 _DEADLINE_GRACE_S = 1.0
-
-
-class Job(NamedTuple):
-    """A prompt and its sampling parameters."""
-
-    token_ids: Sequence[int]
-    sampling: SamplingParams
-    images: tuple[Image, ...] = ()  # of the prompt
-    audio: tuple[AudioClip, ...] = ()
-
-    @property
-    def media_bytes(self) -> int:
-        """The size of the prompt's pixels and samples."""
-        pixels = sum(len(image.pixels) for image in self.images)
-        return pixels + sum(len(clip.samples) for clip in self.audio)
-
-
-class Choice:
-    """One sequence of a request, as its response sees it."""
-
-    __slots__ = (
-        "decoder",
-        "finish_reason",
-        "first_token_s",
-        "index",
-        "num_reasoning_tokens",
-        "num_tokens",
-        "progress",
-        "prompt_index",
-        "prompt_logprobs",
-        "request",
-        "scheduled_s",
-        "stop_reason",
-        "stream",
-        "timings",
-    )
-
-    def __init__(
-        self, index: int, prompt_index: int, request: Request, decoder: OutputDecoder
-    ) -> None:
-        self.index = index
-        self.prompt_index = prompt_index
-        self.request = request
-        self.decoder = decoder
-        self.stream: RequestStream | None = None
-        self.num_tokens = 0
-        self.num_reasoning_tokens = 0  # of num_tokens; set by the parser of the text
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: str | int | None = None
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1 and on
-        self.progress: PromptProgress | None = None  # of its prompt, from the newest step
-        self.scheduled_s = 0.0  # when the engine began it; time.monotonic()
-        self.first_token_s = 0.0  # when it arrived
-        self.timings: Timings | None = None  # once it has ended
-
-
-Step = list[tuple[Choice, TextDelta]]
 
 
 class Generation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.openai.generation import Choice
+from server.openai.choice import Choice
 from server.openai.outputs import PromptProgressReport
 
 

@@ -19,8 +19,9 @@ from engine.text.output import TextDelta
 from engine.types import SamplingParams
 from server.access.caller import Caller
 from server.errors import ApiError, bad_field
+from server.openai.choice import Job
 from server.openai.endpoint import new_id
-from server.openai.generation import Generation, Job
+from server.openai.generation import Generation
 from server.openai.outputs import to_event
 from server.openai.transcript import Transcript
 from server.openai.transcript_formats import (

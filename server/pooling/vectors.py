@@ -14,7 +14,8 @@ from engine.pooling import PoolingParams
 from engine.text.output import TextDelta
 from engine.types import RequestOutput, SamplingParams
 from server.access.caller import Caller
-from server.openai.generation import Choice, Generation, Job
+from server.openai.choice import Choice, Job
+from server.openai.generation import Generation
 from server.pooling.protocol import PoolingRequest
 from server.state import Model, ServerState
 
