@@ -22,7 +22,7 @@ from server.anthropic.content import (
     read_text,
 )
 from server.errors import shorten
-from server.openai.api_model import ApiModel
+from server.openai.api_model import MAX_MODEL_NAME, ApiModel
 from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.functions import FUNCTION_NAME
 from server.openai.unread_fields import unread_fields
@@ -133,7 +133,7 @@ class OutputConfig(ApiModel):
 class TokenCountRequest(ApiModel):
     """POST /v1/messages/count_tokens: a conversation, as for /v1/messages."""
 
-    model: Annotated[str, Field(max_length=256)]
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
     system: SystemText | None = None
     tools: list[ToolDefinition] | None = None

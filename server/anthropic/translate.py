@@ -24,8 +24,8 @@ from server.anthropic.inputs import (
 )
 from server.errors import ApiError, to_api_error
 from server.openai.documents import END, begin_document, show_document
+from server.openai.thinking import THINKING_KWARGS
 
-_THINKING_KWARGS = ("enable_thinking", "thinking")  # names of chat templates' variables for it
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Chat's field names and this API's.
 _FIELD_NAMES = {
@@ -48,7 +48,7 @@ def chat_body(request: TokenCountRequest) -> dict[str, Any]:
         body |= _choice(request.tool_choice)
     wants = _wants_thinking(request.thinking)
     if wants is not None:
-        body["chat_template_kwargs"] = dict.fromkeys(_THINKING_KWARGS, wants)
+        body["chat_template_kwargs"] = dict.fromkeys(THINKING_KWARGS, wants)
     config = request.output_config
     if config is not None and config.effort is not None:
         body["reasoning_effort"] = config.effort

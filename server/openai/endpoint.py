@@ -33,7 +33,7 @@ _BodyT = TypeVar("_BodyT", bound=ApiModel)
 _GenerationT = TypeVar("_GenerationT", bound=GenerationRequest)
 _MAX_CHARS_PER_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
 _BODY_IN_MEMORY_BYTES = 2 * 2**20
-_INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
+INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
 
 
 def state_of(request: Request) -> ServerState:
@@ -162,7 +162,7 @@ async def encode_texts(
     Raises:
         InvalidParameter: a text cannot be encoded.
     """
-    if sum(map(len, texts)) <= _INLINE_CHARS:
+    if sum(map(len, texts)) <= INLINE_CHARS:
         return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(
         tokenizer.encode_batch, texts, add_special_tokens=add_special_tokens

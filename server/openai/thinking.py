@@ -8,7 +8,7 @@ from server.openai.inputs import ChatRequest
 from server.openai.tool_fields import ReasoningEffort
 from server.state import Model
 
-_THINKING_KWARGS = ("enable_thinking", "thinking")  # names of templates' variables for it
+THINKING_KWARGS = ("enable_thinking", "thinking")  # names of templates' variables for it
 _TAIL_TOKENS = 64  # longer than any reasoning mark
 
 # The output starts inside reasoning; may start with reasoning; has no reasoning.
@@ -21,7 +21,7 @@ def thinking_kwargs(effort: ReasoningEffort | None) -> dict[str, Any]:
         return {}
     kwargs: dict[str, Any] = {"reasoning_effort": effort}
     if effort != "minimal":
-        kwargs |= dict.fromkeys(_THINKING_KWARGS, effort != "none")
+        kwargs |= dict.fromkeys(THINKING_KWARGS, effort != "none")
     return kwargs
 
 
@@ -47,5 +47,5 @@ def may_think(model: Model, body: ChatRequest, thinking: Thinking) -> bool:
     if thinking != "free":
         return thinking == "open"
     asked = {**thinking_kwargs(body.reasoning_effort), **(body.chat_template_kwargs or {})}
-    wants = [bool(asked[name]) for name in _THINKING_KWARGS if name in asked]
+    wants = [bool(asked[name]) for name in THINKING_KWARGS if name in asked]
     return any(wants) if wants else model.answer_format.reasons_by_default

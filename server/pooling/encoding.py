@@ -12,12 +12,11 @@ from engine.pooling import PoolingInfo
 from engine.text.pooled_texts import PooledTexts
 from engine.text.truncation import EncodedPair
 from server.errors import ApiError, bad_field
-from server.openai.endpoint import check_length
+from server.openai.endpoint import INLINE_CHARS, check_length
 from server.openai.inputs import Prompt
 from server.openai.sampling import check_token_ids
 from server.state import Model
 
-_INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -126,7 +125,7 @@ async def _run(
     """Encode texts of so many characters: on a thread if that takes long, or renders them."""
     if pooling_of(model).messages is None:
         work = partial(encode, items)
-        return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
+        return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)
     # One by one: the thread renders for other requests, too, and they do not wait for all.
     found: list[_Result] = []
     for item in items:

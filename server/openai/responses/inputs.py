@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from server.errors import bad_field, shorten
-from server.openai.api_model import ApiModel
+from server.openai.api_model import MAX_MODEL_NAME, ApiModel
 from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import Label, ServiceTier, Verbosity
 from server.openai.metadata import Metadata
@@ -25,7 +25,6 @@ from server.openai.tool_fields import ReasoningEffort
 from server.openai.unread_fields import unread_fields
 from server.openai.unsupported import ignored_params
 
-_MAX_MODEL_NAME = 256
 _MAX_ID = 256
 
 LOGPROBS = "message.output_text.logprobs"
@@ -209,7 +208,7 @@ ConversationId = Annotated[
 class ResponseInput(ApiModel):
     """The fields that determine the prompt; enough to count its tokens."""
 
-    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
