@@ -113,7 +113,8 @@ async def _respond(request: Request, *, translates: bool) -> Response:
     asked = parse_form(form)
     ignored = [*asked.ignored, *(["language"] if translates and asked.language else [])]
     caller = caller_with_deadline(request, None, state.settings.default_deadline_s)
-    model = await state.get_model(asked.model)
+    async with until_disconnect(request.receive), until_deadline(caller):
+        model = await state.get_model(asked.model)  # which may be loading
     rules = model.info.audio
     if rules is None:
         raise bad_field("model", "takes no audio here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from server.openai import generation
@@ -83,6 +84,17 @@ async def test_a_deadline_passes_while_the_model_loads() -> None:
         late = await app.post("/v1/completions", prompt="Hi", deadline_ms=30).done()
         assert (late.status, late.error) == (504, LATE)
         assert not app.engine.streams
+        app.engine.loaded.set()
+        await app.state.model()
+
+
+async def test_a_deadline_of_speech_passes_while_the_model_loads() -> None:
+    async with running_app(loaded=False, default_deadline_s=0.03) as app:
+        transport = httpx.ASGITransport(app.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            form = {"data": {"model": "quire-demo"}, "files": {"file": ("a.wav", b"RIFF")}}
+            late = await client.post("/v1/audio/transcriptions", **form)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, LATE["code"])
         app.engine.loaded.set()
         await app.state.model()
 
