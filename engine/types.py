@@ -171,6 +171,8 @@ class Adapter(msgspec.Struct, frozen=True):
     id: str  # unique to this registration: other weights under the same name have another id
     name: str  # the name that clients use
     path: str  # a directory in PEFT format
+    # Of its files at registration (``engine/lora/files.py``); "": they may change, unnoticed.
+    digest: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

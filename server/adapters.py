@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine.client import EngineClient
 from engine.errors import ModelLoadError, RequestError
+from engine.lora.files import adapter_digest
 from engine.types import Adapter, Request, SamplingParams
 from server.adapter_table import AdapterTable, ServedAdapter
 from server.errors import ApiError, bad_field
@@ -58,10 +59,13 @@ class Adapters:
         """
         found: dict[str, ServedAdapter] = {}
         for name, path in paths.items():
+            digest = adapter_digest(path)
             # All workers derive the same id, so the engine keeps one copy.
-            id_ = hashlib.blake2b(f"{name}={path}".encode(), digest_size=16).hexdigest()
+            named = f"{name}={path} {digest}".encode()
+            id_ = hashlib.blake2b(named, digest_size=16).hexdigest()
+            adapter = Adapter(id=id_, name=name, path=path, digest=digest)
             try:
-                found[name] = await self._read(engine, Adapter(id=id_, name=name, path=path))
+                found[name] = await self._read(engine, adapter)
             except (RequestError, ApiError) as error:
                 raise ModelLoadError(f"--lora {name}: {error}") from None
         if found:
@@ -78,7 +82,8 @@ class Adapters:
             ApiError: 400, the name belongs to the base model.
             EngineDead: the engine is gone.
         """
-        adapter = Adapter(id=secrets.token_hex(16), name=name, path=path)
+        digest = adapter_digest(path)
+        adapter = Adapter(id=secrets.token_hex(16), name=name, path=path, digest=digest)
         self._table.put({name: await self._read(engine, adapter)})
 
     def unload(self, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from engine.errors import InvalidParameter, ModelLoadError
+from engine.lora.files import CONFIG, WEIGHTS
 from engine.models.latent import query_row_order
 from engine.models.layouts import Transposed
 from engine.models.modules import qkv_row_order
@@ -21,8 +22,6 @@ from engine.models.tables import tables_of
 from engine.models.weights import Target
 
 MAX_RANK = 512
-_CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _MAX_CONFIG_BYTES = 2**20
@@ -93,10 +92,10 @@ def read_adapter(directory: Path, spec: DecoderSpec, dtype: torch.dtype) -> dict
             unsupported features; the message is one line without the directory's path.
     """
     try:
-        scale = _read_scale(directory / _CONFIG)
-        return _Reader(spec, dtype, read_header(directory / _WEIGHTS), scale).read()
+        scale = _read_scale(directory / CONFIG)
+        return _Reader(spec, dtype, read_header(directory / WEIGHTS), scale).read()
     except OSError as error:
-        raise _refused(f"{Path(error.filename or _CONFIG).name}: {error.strerror}") from None
+        raise _refused(f"{Path(error.filename or CONFIG).name}: {error.strerror}") from None
     except ModelLoadError as error:
         raise _refused(str(error).replace(str(directory), "").lstrip("/")) from None
 
@@ -216,9 +215,9 @@ def _read_scale(path: Path) -> _Scale:
     try:
         config = json.loads(raw)
     except (ValueError, RecursionError):
-        raise _refused(f"{_CONFIG} is not JSON") from None
+        raise _refused(f"{CONFIG} is not JSON") from None
     if not isinstance(config, dict) or len(raw) > _MAX_CONFIG_BYTES:
-        raise _refused(f"{_CONFIG} must be an object of at most 1 MiB")
+        raise _refused(f"{CONFIG} must be an object of at most 1 MiB")
     kind = config.get("peft_type")
     if kind != "LORA":
         raise _refused(f"peft_type is {kind!r:.40}; only 'LORA' is supported")

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from engine.errors import InvalidParameter
+from engine.lora.files import adapter_digest
 from engine.lora.peft import Delta, read_adapter
 from engine.models.spec import DecoderSpec
 from engine.types import Adapter
@@ -33,6 +34,8 @@ class AdapterStore:
         max_on_host: adapters kept on the host.
         select_shard: selects this process's part of an adapter's change to a parameter, or None if
             it has no part; default: everything.
+        checks_files: refuse files that are not those that were registered. Of several ranks one
+            does, as all read at the same times.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class AdapterStore:
         max_loaded: int,
         max_on_host: int,
         select_shard: Callable[[str, Delta], Delta | None] | None = None,
+        checks_files: bool = True,
     ) -> None:
         self._select_shard = select_shard
+        self._checks_files = checks_files
         self._spec = spec
         self._dtype = dtype
         self.device = device  # of the slots
@@ -74,7 +79,8 @@ class AdapterStore:
         """Read an adapter onto the host, if it is not there already.
 
         Raises:
-            InvalidParameter: it cannot be used with this model.
+            InvalidParameter: it cannot be used with this model, or is not the one that was
+                registered any more.
         """
         if not self._max_loaded:
             message = "adapters are off here: --max-loras is 0, or they are not batch-invariant"
@@ -83,6 +89,10 @@ class AdapterStore:
             self._on_host.move_to_end(adapter.id)
             return
         deltas = read_adapter(Path(adapter.path), self._spec, self._dtype)
+        # Texts begun with the former weights, and their cached prefixes, would go on with others.
+        if self._checks_files and adapter.digest not in ("", adapter_digest(adapter.path)):
+            message = "the adapter's files have changed since it was loaded; load it again"
+            raise InvalidParameter(message, param="model")
         if not deltas:
             raise InvalidParameter("the adapter cannot be used: it is empty", param="model")
         if self._select_shard is not None:
@@ -99,7 +109,8 @@ class AdapterStore:
         """Bring all these adapters onto the device at once; returns their slots by id.
 
         Raises:
-            InvalidParameter: an adapter had to be read again, and its files are no longer valid.
+            InvalidParameter: an adapter had to be read again, and its files are no longer valid, or
+                others.
         """
         wanted = {adapter.id: adapter for adapter in adapters}
         for id_ in wanted:

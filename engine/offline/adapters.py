@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import InvalidParameter
+from engine.lora.files import CONFIG, WEIGHTS
 from engine.types import Adapter
 
 Lora = str | Path  # a directory as PEFT saves it
-_FILES = ("adapter_model.safetensors", "adapter_config.json")
 
 
 class OfflineAdapters:
@@ -38,7 +38,7 @@ class OfflineAdapters:
             return None
         path = os.path.realpath(lora)
         try:
-            found = [os.stat(os.path.join(path, name)) for name in _FILES]
+            found = [os.stat(os.path.join(path, name)) for name in (CONFIG, WEIGHTS)]
         except (OSError, ValueError):
             raise InvalidParameter(f"there is no adapter in {str(lora)!r}", param="lora") from None
         key = path, tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))

@@ -6,7 +6,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 import msgspec
 
 from engine.config import EngineConfig
+from engine.file_digest import file_digest
 from engine.gguf.file import find_gguf
 
-_SAMPLES = 64  # per file; fine-tuning changes tensors everywhere
-_SAMPLE_BYTES = 4096
 # Settings that are each machine's own, or that only rank 0 reads.
 _PER_NODE_SETTINGS = (
     "model",
@@ -120,22 +118,8 @@ def _digests(config: EngineConfig) -> dict[str, str]:
     """Return digests of the files that ranks read: the whole config, and samples of the weights."""
     gguf = find_gguf(config.model)
     if gguf is not None:
-        return {"GGUF file": _digest(gguf)}
+        return {"GGUF file": file_digest(gguf)}
     directory = Path(config.model)
     pattern = "*.bin" if config.load_format == "bin" else "*.safetensors"
     weights = [] if config.load_format == "dummy" else sorted(directory.glob(pattern))
-    return {path.name: _digest(path) for path in (directory / "config.json", *weights)}
-
-
-def _digest(path: Path) -> str:
-    """Digest a file's size and samples from its beginning to its end."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        if size <= _SAMPLES * _SAMPLE_BYTES:
-            digest.update(file.read())
-        else:
-            for sample in range(_SAMPLES):
-                file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
+    return {path.name: file_digest(path) for path in (directory / "config.json", *weights)}

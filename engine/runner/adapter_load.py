@@ -34,6 +34,7 @@ def make_adapters(plan: LoadPlan) -> AdapterStore:
         max_loaded=config.lora.max_loaded if reason is None else 0,
         max_on_host=config.lora.max_on_host,
         select_shard=own,
+        checks_files=plan.shard is None or not plan.shard.number,
     )
 
 

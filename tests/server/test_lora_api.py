@@ -165,14 +165,26 @@ def test_what_is_no_adapter_is_refused_and_harms_nobody(
 def test_adapters_outlive_the_engine(
     lora_server: Server, adapters: dict[str, tuple[Path, str]]
 ) -> None:
-    """A restarted engine loads the adapters named by requests again."""
+    """A restarted engine loads the adapters named by requests again, unless they are others now."""
     assert ask(lora_server, "one") == adapters["one"][1]
+    shelf = Path(next(p for p in lora_server.process.args if str(p).endswith("shelf")))
+    shutil.copytree(adapters["two"][0], shelf / "latest")
+    latest = {"lora_name": "latest", "lora_path": "latest"}
+    assert lora_server.post("/v1/load_lora_adapter", latest).status_code == 200
+    assert ask(lora_server, "latest") == adapters["two"][1]
+    for file in adapters["one"][0].iterdir():
+        shutil.copy(file, shelf / "latest" / file.name)
     engine = max(
         psutil.Process(lora_server.process.pid).children(), key=lambda p: p.memory_info().rss
     )
     engine.kill()
     lora_server.wait_for(lambda m: m["engine_restarts_total"] >= 1, "a restart")
     assert ask(lora_server, "one") == adapters["one"][1]
+    refused = lora_server.chat(QUESTION, model="latest", max_tokens=12)
+    assert refused.status_code == 400
+    assert "have changed since it was loaded" in refused.json()["error"]["message"]
+    assert lora_server.post("/v1/load_lora_adapter", latest).status_code == 200
+    assert ask(lora_server, "latest") == adapters["one"][1]
 
 
 @pytest.fixture(scope="module")

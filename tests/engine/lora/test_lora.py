@@ -16,6 +16,7 @@ from engine import LLM
 from engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
+from engine.lora.files import adapter_digest
 from engine.paths import default_model_dir
 from engine.types import Adapter, Request, SamplingParams
 from tests import tiny_models, tiny_vision
@@ -299,6 +300,29 @@ def test_what_cannot_be_served_is_refused_by_name(adapter, spoil, why):
         core.add(*request)
     assert str(path.parent) not in str(refusal.value)
     assert not core.has_work
+
+
+def test_files_that_have_changed_are_another_adapter(adapter, tmp_path):
+    """Read again, they would go on with texts and cached prefixes of the weights before."""
+    base, path = adapter
+    shutil.copytree(path, tmp_path / "b")
+    prompts = [[5, 6] * 8]
+
+    def request_of(number, directory, name):
+        registered = Adapter(str(number), name, str(directory), adapter_digest(directory))
+        return requests_of({name: registered}, prompts, [(name, 0)])
+
+    core, first = engine(base, max_loaded=1), request_of(1, path, "a")
+    others = [request_of(number, tmp_path / "b", f"b{number}") for number in (2, 3)]
+    before = run(core, first)
+    _tensors(lambda tensors: {name: 2 * each for name, each in tensors.items()})(path)
+    assert run(core, first) == before, "it is kept in memory"
+    for other in others:  # which take its place, there too
+        run(core, other)
+    for each in (core, engine(base)):  # and one that replaces a dead engine
+        with pytest.raises(InvalidParameter, match="have changed since it was loaded"):
+            each.add(*first)
+    assert run(core, request_of(4, path, "a")) == run(engine(base), request_of(5, path, "a"))
 
 
 def test_offline_each_prompt_has_its_adapter(served, tmp_path):
