@@ -18,24 +18,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from engine import core as engine_core
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.config import (
+    CacheConfig,
+    EngineConfig,
+    LoraConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from engine.core import EngineCore
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.load import load_backend
 from engine.pass_budget import PassBudget
-from engine.requests import fan_out
+from engine.paths import default_model_dir
 from engine.runner import load_runner
 from engine.runner.protocol import LaunchedStep, Runner
 from engine.speculation.proposer import Drafter
 from engine.speculation.speculator import Speculator
 from engine.streams import Stream, StreamTable
 from engine.submission import pack, unpack
-from engine.types import Request, SamplingParams, StepPlan, StepResult, TokenLogprobs
+from engine.types import Request, StepPlan, StepResult, TokenLogprobs
 from kernels.cpu.native import build
-from tests import tiny_models
+from tests import tiny_models, tiny_vision
+from tests.engine.runner.life_requests import VOCAB, RequestMaker, save_adapters
 from tests.engine.running import Guesser
 
-VOCAB = 160
 MAX_LEN = 100
 # Whether the kind is computed batch-invariantly in float32 too: it has no experts.
 KINDS = {
@@ -47,26 +56,19 @@ KINDS = {
     "qwen3_5_text": True,
     "falcon_h1": True,
     "lfm2_moe": False,
+    "qwen3_vl": True,
+    "qwen3_5": True,
 }
-_RECURRENT = ("qwen3_5_text", "falcon_h1", "lfm2_moe")
+_RECURRENT = ("qwen3_5_text", "falcon_h1", "lfm2_moe", "qwen3_5")
+_SEEING = ("qwen3_vl", "qwen3_5")
+_ADAPTED = ("llama", "qwen3_5_text")
 _METHODS = ("ngram", "suffix", "draft", "oracle", "oracle", None, None)
-_EXTRAS: tuple[dict[str, Any], ...] = (
-    {"top_k": 20, "top_p": 0.9},
-    {"min_p": 0.05},
-    {"frequency_penalty": 1.0},
-    {"presence_penalty": 1.5, "repetition_penalty": 1.3},
-    {"logit_bias": {7: 3.0, 9: -100.0}},
-    {"bad_token_ids": ((5,), (6, 7), (8, 9, 10))},
-    {"allowed_token_ids": tuple(range(20, 90, 3))},
-    {"stop_token_ids": tuple(range(3, 160, 11)), "min_tokens": 4},
-    {"logprobs": 3},
-    {"prompt_logprobs": 1, "logprobs": 0},
-)
 
 
 class Answer(NamedTuple):
     """What a client has received."""
 
+    embedding: bytes | None
     token_ids: list[int]
     reason: str | None
     logprobs: list[TokenLogprobs]
@@ -86,7 +88,8 @@ class RealLife:
         method = rng.choice(_METHODS)
         draft = None
         if method == "draft":
-            draft = _saved("llama", directory) if kind in _RECURRENT else model
+            is_other = kind in (*_RECURRENT, *_SEEING)
+            draft = _saved("llama", directory) if is_other else model
         speculation = None
         if method is not None:
             speculation = SpeculationConfig(
@@ -105,6 +108,7 @@ class RealLife:
         offload = 0 if kind in _RECURRENT else offload
         self.plain = EngineConfig(
             model=model,
+            tokenizer=str(default_model_dir()),  # its first tokens are bytes
             dtype="float32",
             device="cpu",
             num_threads=1,
@@ -120,6 +124,7 @@ class RealLife:
             self.plain,
             enforce_eager=rng.random() < 0.3,
             speculation=speculation,
+            lora=LoraConfig(max_loaded=1, max_on_host=1),
             cache=CacheConfig(
                 block_size=size,
                 num_blocks=rng.randint(least, 3 * least),
@@ -139,20 +144,26 @@ class RealLife:
         self.death_rate = rng.choice((0.0, 0.02))
         self.abort_rate = rng.choice((0.0, 0.02))
         self.is_replaying = False
+        adapters = save_adapters(model) if kind in _ADAPTED else []
+        self._maker = RequestMaker(rng, model, sees=kind in _SEEING, adapters=adapters)
+        self._grammars = GrammarCompiler(lambda: load_backend(self.plain, self._info))
         self.wanted: dict[str, Answer] = {}
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
-        requests = self._requests()
-        alone = EngineCore(self.plain, load_runner(self.plain))
-        self.wanted = {request.id: _answer_alone(alone, request) for request in requests}
+        runner = load_runner(self.plain)
+        self._info = runner.info
+        alone = EngineCore(self.plain, runner, grammars=self._grammars)
+        groups = self._maker.make()
+        for request in (each for group in groups for each in group):
+            if request.sampling.grammar is not None:  # now, as nothing may depend on a thread
+                alone.compile(request.sampling.grammar)
+            self.wanted[request.id] = _answer_alone(alone, request)
         table, streams = StreamTable(lambda request_id: None), dict[str, Stream]()
         core, rng = self._core(load_runner(self.config), table), self.rng
-        while requests or core.has_work:
-            while requests and rng.random() < 0.3:
-                group = [requests.pop(0)]
-                while requests and requests[0].fork_of is not None:
-                    group.append(requests.pop(0))
+        while groups or core.has_work:
+            while groups and rng.random() < 0.3:
+                group = groups.pop(0)
                 streams |= {stream.request_id: stream for stream in table.open(group)}
                 for request in group:
                     core.add(request)
@@ -173,34 +184,6 @@ class RealLife:
         self.seen["accepted"] += core.stats.drafts.num_accepted_tokens
         self.seen["hits"] += core.stats.prefix_cache_hits
 
-    def _requests(self) -> list[Request]:
-        rng, made = self.rng, list[Request]()
-        stems = [[rng.randrange(3, VOCAB) for _ in range(n)] for n in (20, 33)] + [[5, 6, 7, 8] * 5]
-        for number in range(rng.randint(3, 9)):
-            stem = rng.choice(stems)[: rng.choice((0, 7, 16, 40))]
-            prompt = [*stem, *(rng.randrange(3, VOCAB) for _ in range(rng.choice((1, 2, 5, 12))))]
-            fields = rng.choice(_EXTRAS) if rng.random() < 0.7 else {}
-            sampling = SamplingParams(
-                temperature=rng.choice((0.0, 0.0, 0.6, 1.0)),
-                seed=rng.randrange(5),
-                max_tokens=rng.choice((4, 12, 25, 40)),
-                ignore_eos=rng.random() < 0.7,
-                n=rng.choice((1, 1, 1, 3)),
-                **fields,
-            )
-            salt, priority = rng.choice(("", "", "x")), rng.randrange(3)
-            tenant, is_late = rng.choice("tu"), rng.random() < 0.1
-            made += fan_out(
-                f"r{number}",
-                prompt,
-                sampling,
-                cache_salt=salt,
-                priority=priority,
-                tenant=tenant,
-                background=is_late,
-            )
-        return made
-
     # ------------------------------------------------------------ the engine under test
 
     def _core(self, runner: Runner, table: StreamTable) -> EngineCore:
@@ -211,7 +194,11 @@ class RealLife:
         # Nothing depends on the clock, so that a life is the same every time.
         clock = iter(range(1 << 40))
         core = EngineCore(
-            self.config, runner, clock=lambda: next(clock) / 1000, speculator=speculator
+            self.config,
+            runner,
+            clock=lambda: next(clock) / 1000,
+            grammars=self._grammars,
+            speculator=speculator,
         )
         core.on_begin = table.begin
         core._pass_budget = _RandomPasses(self.config.scheduler.max_step_passes or 1, self.rng)
@@ -262,11 +249,16 @@ class RealLife:
         elif told.reason == "abort":
             assert told.token_ids == wanted.token_ids[: len(told.token_ids)]
         else:
-            assert told[:2] == wanted[:2], f"another text: {id_}, {stream.request.sampling}"
-            for ours, theirs in zip(told[2:], wanted[2:], strict=True):
+            assert told[1:3] == wanted[1:3], f"another text: {id_}, {stream.request.sampling}"
+            assert np.allclose(_numbers(told.embedding), _numbers(wanted.embedding), atol=2e-3)
+            for ours, theirs in zip(told[3:], wanted[3:], strict=True):
                 assert len(ours) == len(theirs)
                 assert all(map(self._are_alike, ours, theirs)), id_
             self.seen["texts"] += 1
+            self.seen["vectors"] += told.embedding is not None
+            self.seen["images"] += bool(stream.request.images)
+            self.seen["adapters"] += stream.request.adapter is not None
+            self.seen["grammars"] += stream.request.sampling.grammar is not None
 
     def _are_alike(self, told: TokenLogprobs, wanted: TokenLogprobs) -> bool:
         if self.is_invariant:
@@ -330,7 +322,7 @@ class _Oracle:
 def _saved(kind: str, directory: Path) -> str:
     path = directory / kind
     if not path.exists():
-        tiny_models.save(kind, path)
+        (tiny_vision if kind in _SEEING else tiny_models).save(kind, path)
     return str(path)
 
 
@@ -345,8 +337,13 @@ def _answer_alone(core: EngineCore, request: Request) -> Answer:
 
 def _answer(stream: Stream) -> Answer:
     return Answer(
+        stream._embedding,
         list(stream._token_ids),
         stream._finish_reason,
         list(stream._logprobs),
         list(stream._prompt_logprobs),
     )
+
+
+def _numbers(embedding: bytes | None) -> np.ndarray:
+    return np.frombuffer(embedding or b"", np.float32)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.kv_cache.pool import BlockPool
 from engine.runner.verification import Verifier
 from tests.engine.runner.real_lives import lives
 
@@ -18,7 +20,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(7), pytest.param(range(7, 300), marks=pytest.mark.slow)], ids=["few", "many"]
+    "seeds",
+    [range(24, 31), pytest.param(range(31, 320), marks=pytest.mark.slow)],
+    ids=["few", "many"],
 )
 def test_no_mix_of_features_changes_a_text(
     seeds: range,
@@ -30,14 +34,26 @@ def test_no_mix_of_features_changes_a_text(
     seen: Counter[str] = Counter()
     for life in lives(seeds, directory, monkeypatch):
         seen += life.seen
-    events = ("texts", "drafts", "accepted", "preempted", "hits", "restores", "faults", "deaths")
-    assert all(seen[event] for event in events), seen
+    happened = ("drafts", "accepted", "preempted", "hits", "restores", "faults", "deaths")
+    answered = ("texts", "vectors", "images", "adapters", "grammars")
+    assert all(seen[event] for event in (*happened, *answered)), seen
 
 
-def test_penalties_that_do_not_count_accepted_drafts_are_noticed(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+_CHAIN = BlockPool.chain
+# A fault in the engine, and a life that meets it.
+_PLANTED: dict[str, tuple[type, str, Any, int]] = {
+    "accepted drafts are not counted": (Verifier, "_count", lambda *_: None, 7),
+    "adapters share prefixes": (BlockPool, "chain", lambda *given: _CHAIN(*given[:2]), 61),
+    "images share prefixes": (BlockPool, "chain", lambda *given: _CHAIN(*given[:3]), 17),
+}
+
+
+@pytest.mark.parametrize("fault", _PLANTED)
+def test_a_planted_bug_is_noticed(
+    fault: str, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(Verifier, "_count", lambda *_: None)
+    owner, name, wrong, seed = _PLANTED[fault]
+    monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(AssertionError, match="another text"):
-        list(lives(range(17, 19), directory, monkeypatch))
+        list(lives(range(seed, seed + 1), directory, monkeypatch))
