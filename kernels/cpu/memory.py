@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import threading
 
 import torch
 
@@ -19,10 +20,11 @@ class Arena:
     """Allocates tensors that live as long as the program or as they are referenced.
 
     A chunk returns to the system when its last tensor is freed. Pages are committed when first
-    written, so the unused part of a chunk costs nothing.
+    written, so the unused part of a chunk costs nothing. Models may load in several threads.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
@@ -33,17 +35,19 @@ class Arena:
             OSError: the system is out of memory.
         """
         size = math.prod(shape) * dtype.itemsize
-        if self._used + size > len(self._chunk):
-            self._chunk = _map(max(size, _CHUNK_BYTES))
-            self._used = 0
-        taken = self._chunk[self._used : self._used + size]
-        self._used += -(-size // _LINE_BYTES) * _LINE_BYTES
+        with self._lock:
+            if self._used + size > len(self._chunk):
+                self._chunk = _map(max(size, _CHUNK_BYTES))
+                self._used = 0
+            taken = self._chunk[self._used : self._used + size]
+            self._used += -(-size // _LINE_BYTES) * _LINE_BYTES
         return taken.view(dtype).view(shape)
 
     def start_new_chunk(self) -> None:
         """Begin a new chunk with the next tensor; this one then lives as long as its tensors."""
-        self._chunk = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        with self._lock:
+            self._chunk = torch.empty(0, dtype=torch.uint8)
+            self._used = 0
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
