@@ -127,7 +127,7 @@ class RemoteClient(ControlMethods):
     def release_streams(self) -> list[Stream]:
         """Hand over the streams of an engine that has died, or whose connection is lost; its
         statistics are reset."""
-        self._stats, self.stats_s = EngineStats(), time.monotonic()
+        self._reset_stats()
         return self._streams.pop_all(has_died=self._link is None or not self._link.was_hung_up)
 
     def resume_streams(self, streams: Sequence[Stream]) -> None:
@@ -157,9 +157,17 @@ class RemoteClient(ControlMethods):
         self._error = EngineDead("the engine is being restarted")  # for when the link closes
         has_died, self._attached_pid = self._pid != self._attached_pid, self._pid
         self.resume_streams(self._streams.pop_all(has_died=has_died))
-        if self._change_listeners:
-            link.lost.add_done_callback(lambda _: self._notify_listeners())
-            self._notify_listeners()
+        link.lost.add_done_callback(lambda _: self._handle_loss(link))
+        self._notify_listeners()
+
+    def _handle_loss(self, link: EngineLink) -> None:
+        """Note that nothing runs any more: requests wait for the engine that comes next."""
+        if not link.was_hung_up:  # else the engine is alive, and works for other clients
+            self._reset_stats(num_waiting=len(self._streams))
+        self._notify_listeners()
+
+    def _reset_stats(self, num_waiting: int = 0) -> None:
+        self._stats, self.stats_s = EngineStats(num_waiting=num_waiting), time.monotonic()
 
     def _handle_ready(self, ready: Ready) -> None:
         """Note the loaded model and the activity that the engine reports."""
@@ -177,6 +185,7 @@ class RemoteClient(ControlMethods):
         self._link = None
         self._error = error
         self._streams.fail_all(error)
+        self._reset_stats()
 
     def _notify_listeners(self) -> None:
         for listener in self._change_listeners:

@@ -21,6 +21,7 @@ from engine.errors import EngineDead, ModelLoadError, RequestFailed
 from engine.frames import Configure, FrameReader, Loading, encode, receive
 from engine.process import SubprocessClient
 from engine.requests import fan_out
+from engine.stats import EngineStats
 from engine.types import RequestOutput, SamplingParams
 from tests.engine import fakes
 from tests.engine.process.test_clients import (
@@ -77,6 +78,29 @@ async def test_streams_outlive_the_engine(capfd: pytest.CaptureFixture) -> None:
     assert client.pid != first_pid
     assert (client.stats.num_running, client.stats.blocks.held) == (0, 0)
     await client.close()
+
+
+async def test_statistics_are_those_of_an_engine_that_lives(capfd: pytest.CaptureFixture) -> None:
+    client = subprocess_client(step_s=0.002, num_blocks=500)
+    await client.start()
+    (before,) = client.submit(make_requests(1))
+    await collect(before)
+    assert client.stats.num_steps
+    pid, restarts = client.pid, client.num_restarts
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not client.alive)
+    assert client.stats == EngineStats()
+    await until(lambda: client.num_restarts > restarts and client.alive)
+    assert client.stats == EngineStats(), "the next has done nothing yet"
+    (stream,) = client.submit(make_requests(1, 190, ignore_eos=True))
+    await kill_after(client, 20)
+    await until(lambda: not client.alive)
+    assert client.stats == EngineStats(num_waiting=1)
+    await collect(stream)
+    assert client.stats.num_steps
+    await client.close()
+    assert client.stats == EngineStats()
 
 
 async def test_an_engine_that_replaces_another_is_on_the_same_kind_of_device(
