@@ -7,6 +7,7 @@ An explicit ``"do_sample": false`` means greedy decoding.
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from engine.errors import InvalidParameter
 from engine.gguf.file import find_gguf, read_gguf
 from engine.text.tokenizer_files import read_json
 from engine.types import SamplingParams
+from server.errors import shorten
 
 _FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _log = logging.getLogger(__name__)
@@ -38,8 +40,25 @@ def read_sampling_defaults(model_dir: str) -> dict[str, Any]:
         return {"temperature": 0.0}
     defaults = {name: config[name] for name in _FIELDS if config.get(name) is not None}
     try:
+        defaults = {name: _read_number(name, value) for name, value in defaults.items()}
         SamplingParams(**defaults)
-    except (InvalidParameter, TypeError) as error:
-        _log.warning("%s is not used: %s", path.name, error)
+    except InvalidParameter as error:
+        _log.warning("the sampling defaults in %s are not used: %s", path.name, error.message)
         return {}
     return defaults
+
+
+def _read_number(name: str, value: Any) -> Any:
+    """A field's value. Raises InvalidParameter if it is of another type."""
+    if name == "top_k":
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int:
+            raise InvalidParameter(f"'{name}' must be an integer, not {_show(value)}", param=name)
+    elif type(value) not in (int, float):
+        raise InvalidParameter(f"'{name}' must be a number, not {_show(value)}", param=name)
+    return value
+
+
+def _show(value: Any) -> str:
+    return shorten(json.dumps(value, ensure_ascii=False), 40)
