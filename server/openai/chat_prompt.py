@@ -74,7 +74,7 @@ async def encode_chat(
         TemplateError: the template refused the messages, or timed out.
     """
     assert body.messages is not None
-    continue_final = bool(body.continue_final_message)
+    continue_final = body.continues_answer
     wanted = body.add_generation_prompt
     if continue_final and body.messages[-1].role != "assistant":
         raise bad_field("continue_final_message", "needs a last message of the assistant")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     Field,
     PlainValidator,
     WithJsonSchema,
@@ -167,7 +168,31 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
         return bool(self.stream and (self.return_progress or asked))
 
 
-class ChatRequest(GenerationRequest, ToolFields):
+class TemplateFields(BaseModel):
+    """How a conversation is shown to the model.
+
+    A mixin: strictness and parsing are those of the shape it is mixed into.
+    """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: MediaIo = None
+
+    @model_validator(mode="after")
+    def _check_ending(self) -> Self:
+        if self.add_generation_prompt and self.continues_answer:
+            raise ValueError("continue_final_message: excludes 'add_generation_prompt'")
+        return self
+
+    @property
+    def continues_answer(self) -> bool:
+        """Whether the answer continues the last message; its ``prefix`` asks for that too."""
+        messages = getattr(self, "messages", None)
+        return bool(self.continue_final_message or (messages and messages[-1].prefix))
+
+
+class ChatRequest(GenerationRequest, ToolFields, TemplateFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
@@ -177,10 +202,6 @@ class ChatRequest(GenerationRequest, ToolFields):
     store: bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: MediaIo = None
     service_tier: ServiceTier | None = None
     verbosity: Verbosity | None = None
     safety_identifier: Label | None = None
@@ -190,7 +211,6 @@ class ChatRequest(GenerationRequest, ToolFields):
     def _check_chat(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: is only allowed when 'logprobs' is true")
-        _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
         kind = next(filter(None, (media_kind(message.content) for message in self.messages)), None)
         for field in _UNSUPPORTED_WITH_MEDIA:
             if kind and getattr(self, field):
@@ -208,6 +228,8 @@ class ChatRequest(GenerationRequest, ToolFields):
             for place, image in message.images.items():
                 if image.detail not in (None, "auto"):
                     names.append(f"messages.{index}.content.{place}.image_url.detail")
+        begun = (index for index, message in enumerate(self.messages[:-1]) if message.prefix)
+        names += [f"messages.{index}.prefix" for index in begun]
         idle = {
             "verbosity": self.verbosity in ("low", "high"),
             "service_tier": self.service_tier not in (None, "auto", "default"),
@@ -261,7 +283,7 @@ class CompletionRequest(GenerationRequest):
         return self.best_of is not None and self.best_of > (self.n or 1)
 
 
-class TokenizeRequest(FeatureRequest):
+class TokenizeRequest(FeatureRequest, TemplateFields):
     """POST /tokenize: a text, or a conversation."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME)] | None = None
@@ -270,16 +292,11 @@ class TokenizeRequest(FeatureRequest):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     tools: Tools | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: MediaIo = None
 
     @model_validator(mode="after")
     def _check_exactly_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: or else 'messages' must be sent, and not both")
-        _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
         return self
 
     @classmethod
@@ -293,8 +310,3 @@ class DetokenizeRequest(ApiModel):
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME)] | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
-
-
-def _check_prompt_ending(generation_prompt: bool | None, continue_final: bool | None) -> None:
-    if generation_prompt and continue_final:
-        raise ValueError("continue_final_message: excludes 'add_generation_prompt'")

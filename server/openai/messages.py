@@ -29,14 +29,17 @@ class Message(ApiModel):
     refusal: str | None = None  # an assistant's refusal, in place of a content
     reasoning: str | None = None
     reasoning_content: str | None = None
+    prefix: bool | None = None  # whether the answer continues it, if it is the last
 
     @model_validator(mode="after")
-    def _has_content(self) -> Self:
+    def _check_role(self) -> Self:
         # Only an assistant's content may be empty: it called tools, refused, or only reasoned.
         if self.content is None and self.role != "assistant":
             raise ValueError("content: must be a string or a list of parts")
         if self.role not in _MEDIA_ROLES and (kind := media_kind(self.content)):
             raise ValueError(f"content: a message of the {self.role} cannot hold {kind}")
+        if self.prefix and self.role != "assistant":
+            raise ValueError("prefix: is for a message of the assistant, to be continued")
         return self
 
     @property

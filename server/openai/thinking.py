@@ -30,7 +30,7 @@ def thinking_of(model: Model, body: ChatRequest, prompt: list[int]) -> Thinking:
     marks = model.answer_format.reasoning
     if marks is None:
         return "over"
-    if body.continue_final_message:
+    if body.continues_answer:
         return "open" if marks.is_open(body.messages[-1].text or "") else "over"
     tail = model.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False).rstrip()
     if tail.removesuffix(marks.title.rstrip()).endswith(marks.begin):

@@ -221,6 +221,24 @@ def test_continue_final_message(server: Server) -> None:
     assert wrong.json()["error"]["param"] == "continue_final_message"
 
 
+def test_the_answer_continues_a_prefix(server: Server) -> None:
+    """The name that DeepSeek's and Mistral's APIs have for it."""
+    begun = {"role": "assistant", "content": "The capital of France is"}
+    asked = {"temperature": 0, "max_tokens": 4}
+    messages = [*QUESTION, begun]
+    known = server.post(CHAT, chat_body(messages=messages, continue_final_message=True, **asked))
+    messages = [*QUESTION, {**begun, "prefix": True}]
+    answer = server.post(CHAT, chat_body(messages=messages, **asked))
+    assert answer.json()["choices"] == known.json()["choices"]
+    assert answer.json()["usage"]["prompt_tokens"] == known.json()["usage"]["prompt_tokens"]
+    assert "x-quire-ignored-params" not in answer.headers
+    earlier = server.post(CHAT, chat_body(messages=[*messages, *QUESTION], **asked))
+    assert earlier.headers["x-quire-ignored-params"] == "messages.1.prefix"
+    wrong = server.post(CHAT, chat_body(messages=[{**QUESTION[0], "prefix": True}]))
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["param"] == "messages.0.prefix"
+
+
 def test_text_parts_and_special_spellings(server: Server) -> None:
     """Text parts are text, and so is the spelling of a special token."""
     parts = [
