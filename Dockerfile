@@ -48,9 +48,9 @@ ENV PATH=/opt/quire/bin:$PATH HF_HOME=/models QUIRE_DATA_DIR=/data PYTHONUNBUFFE
 USER quire
 WORKDIR /home/quire
 EXPOSE 8000
-# Green as soon as the process answers, which it does not while a model is downloaded: failures only
-# count after the start period, or the first success. Who must wait for the model asks /ready.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=2h --retries=3 \
+# Green as soon as the process answers, also while it downloads or loads a model. Who must wait for
+# the model asks /ready.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["quire", "serve", "--host", "0.0.0.0"]

@@ -33,8 +33,9 @@ def configure(level: LogLevel, form: LogFormat, labels: ProcessLabels = _NO_LABE
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Our own lines cover what uvicorn logs at "info", and better.
-    logging.getLogger("uvicorn").setLevel("DEBUG" if level == "debug" else "WARNING")
+    # Our own lines cover what these log at "info", and better: requests, to us and to the Hub.
+    for library in ("uvicorn", "httpx", "httpx2"):
+        logging.getLogger(library).setLevel("DEBUG" if level == "debug" else "WARNING")
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a full disk behind stderr must not end a request
 

@@ -20,20 +20,22 @@ from pathlib import Path
 from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import find_gguf, is_gguf
+from server.hub_download import DownloadProgress, download
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?(?::([\w.-]+))?")
 _ALLOW_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
-# Copies of the model in the formats of other libraries.
-_IGNORE_PATTERNS = ("original/*", "onnx/*", "openvino/*", "*consolidated*", "flax_*", "tf_*")
 
 
-def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
+def resolve_model(
+    name: str, load_format: LoadFormat = "auto", on_progress: DownloadProgress | None = None
+) -> str:
     """The local path of ``name``: itself if it exists, otherwise downloaded from the Hub.
 
     Args:
         name: see above.
         load_format: "bin" downloads PyTorch's own files instead of safetensors.
+        on_progress: called as a download proceeds, in place of the Hub's own progress bars.
 
     Raises:
         ModelLoadError: there is no such model, or the Hub denies it; one line.
@@ -51,21 +53,24 @@ def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
     repository, revision, quantised = named.groups()
     if quantised is None:
         weights = "*.bin" if load_format == "bin" else "*.safetensors"
-        return _fetch(name, repository, revision, [*_ALLOW_PATTERNS, weights])
-    wanted = {f"*{form}*.gguf" for form in (quantised, quantised.lower(), quantised.upper())}
-    return str(_select_gguf(name, Path(_fetch(name, repository, revision, sorted(wanted)))))
+        wanted = [*_ALLOW_PATTERNS, weights]
+        return _fetch(name, repository, revision, wanted, on_progress)
+    forms = {quantised, quantised.lower(), quantised.upper()}
+    wanted = [f"*{form}*.gguf" for form in sorted(forms)]
+    return str(_select_gguf(name, Path(_fetch(name, repository, revision, wanted, on_progress))))
 
 
-def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) -> str:
-    from huggingface_hub import errors, snapshot_download  # slow to import; needed only here
+def _fetch(
+    name: str,
+    repository: str,
+    revision: str | None,
+    wanted: list[str],
+    on_progress: DownloadProgress | None,
+) -> str:
+    from huggingface_hub import errors  # slow to import; needed only here
 
     try:
-        return snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=wanted,
-            ignore_patterns=[*_IGNORE_PATTERNS],
-        )
+        return download(repository, revision, wanted, on_progress)
     except errors.GatedRepoError:
         reason = "it is gated: accept its terms on its page and set HF_TOKEN"
     except errors.RevisionNotFoundError:

@@ -64,7 +64,7 @@ async def ready(request: Request) -> Response:
     if not state.ready:
         if state.sleep_message is not None:
             raise asleep(f"The server {state.sleep_message}.")
-        raise unavailable("The server is not ready.")
+        raise unavailable(_reason(state))
     return json_response(Status("ready", _engines(state)))
 
 
@@ -80,6 +80,19 @@ async def metrics(request: Request) -> Response:
     state = state_of(request)
     text = generate_latest(state.metrics.exposition(await state.collect_metrics()))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _reason(state: ServerState) -> str:
+    """Why the server is not ready, if it does not sleep."""
+    if state.draining:
+        return "The server is shutting down."
+    if state.failure is not None:
+        return "The engine is gone for good."
+    if not state.is_loaded:
+        return "The server is not ready: its model is being loaded."
+    if state.engine.alive:
+        return "The server is not ready: its engine does not answer."
+    return "The server is not ready: its engine is being restarted."
 
 
 def _engines(state: ServerState) -> Engines | UnsetType:

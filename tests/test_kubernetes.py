@@ -98,13 +98,6 @@ def test_probes_ask_for_what_is_there_with_the_key_that_it_asks_for(
     assert httpx.get(guarded_server.url + path, headers=guarded_server.headers).status_code == 200
 
 
-def test_a_pod_is_given_the_time_to_download_its_model(container: dict[str, Any]) -> None:
-    probe = container["startupProbe"]  # /health is not answered before it has
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
-    (health,) = re.findall(r"HEALTHCHECK .*--start-period=(\d+)h", DOCKERFILE)
-    assert int(health) >= 1
-
-
 def test_services_find_the_pods(pods: dict[str, Any]) -> None:
     (stateful_set,) = documents("base/statefulset.yaml")
     labels = stateful_set["spec"]["template"]["metadata"]["labels"]

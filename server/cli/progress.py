@@ -14,7 +14,7 @@ from engine.types import EngineInfo
 logger = logging.getLogger(__name__)
 
 _BAR_WIDTH = 30
-_LINE_PERIOD_S = 2.0  # between two lines without a terminal
+_LINE_PERIOD_S = 2.0
 _QUESTION = "What is the capital of France?"
 
 
@@ -24,12 +24,19 @@ class LoadDisplay:
     Args:
         form: where logs are JSON, progress is records among them, on a terminal too.
         stream: where bars and lines are written; standard error by default.
+        line_period_s: seconds from one line to the next.
     """
 
-    def __init__(self, form: LogFormat = "text", stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        form: LogFormat = "text",
+        stream: TextIO | None = None,
+        line_period_s: float = _LINE_PERIOD_S,
+    ) -> None:
         self._stream = stream or sys.stderr
         self._is_json = form == "json"
         self._has_bar = self._stream.isatty() and not self._is_json
+        self._line_period_s = line_period_s
         self._started_s = time.monotonic()
         # time.monotonic() before which no line is written: a quick load prints none, however long
         # it took to begin.
@@ -49,9 +56,9 @@ class LoadDisplay:
             self._drawn = True
             return
         if self._next_line_s is None:
-            self._next_line_s = now_s + _LINE_PERIOD_S
+            self._next_line_s = now_s + self._line_period_s
         if now_s >= self._next_line_s:
-            self._next_line_s = now_s + _LINE_PERIOD_S
+            self._next_line_s = now_s + self._line_period_s
             if self._is_json:
                 fields = {"fraction": round(fraction, 3)}
                 logger.info("%s", what, extra={"fields": fields})

@@ -35,8 +35,10 @@ from engine.replicas.client import ReplicaClient
 from engine.replicas.startup import replica_configs
 from engine.types import EngineInfo
 from server.chat_template import read_chat_template
+from server.cli.download import Download
 from server.cli.flags import parse_settings
 from server.cli.progress import LoadDisplay, display_url, log_ready, ready_message
+from server.hub_download import DownloadProgress
 from server.model_source import resolve_model
 from server.setting_sources import misspelt_variables
 from server.settings import InvalidSettings, Settings, settings_table
@@ -76,8 +78,9 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
             _check_weights_directory(settings)
             _make_profile_directory(settings)
             _check_data_directory(settings)
-            settings = with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
+            with Download(settings, sockets) as download:
+                settings = with_model_directory(settings, download.report)
             for line in misspelt_variables(settings_table(), os.environ):
                 logger.warning("%s", line)
             announcer = Announcer(settings, sockets[0], started_s)
@@ -358,16 +361,22 @@ def _check_data_directory(settings: Settings) -> None:
         raise InvalidSettings(f"--data-dir: cannot store in {settings.data_dir}: {fault}")
 
 
-def with_model_directory(settings: Settings) -> Settings:
+def with_model_directory(
+    settings: Settings, on_progress: DownloadProgress | None = None
+) -> Settings:
     """``settings`` with the model's directory in place of its name; its public names are kept.
 
     A model of the Hub is also served under its name there, by which clients of others know it.
+
+    Args:
+        settings: name the model.
+        on_progress: see ``resolve_model``.
 
     Raises ModelLoadError: there is no such model.
     """
     if settings.model is None:
         return settings
-    directory = resolve_model(settings.model, settings.load_format)
+    directory = resolve_model(settings.model, settings.load_format, on_progress)
     if find_gguf(directory) is None and not Path(directory, "config.json").is_file():
         raise ModelLoadError(f"{directory} holds no config.json and no GGUF file, so no model")
     names = settings.model_names

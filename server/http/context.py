@@ -71,12 +71,12 @@ class RequestContext:
         except asyncio.CancelledError:  # the server has stopped waiting for requests
             if not status:
                 ending = unavailable("The server is shutting down.")
-                await _send_error(ending, scope, send_with_headers)
+                await send_error(ending, scope, send_with_headers)
         except Exception as error:
             if status:  # too late for a status; the connection is cut so that the client notices
                 _log.exception("request %s failed after its answer began", request_id)
                 raise
-            await _send_error(self._to_api_error(error, request_id), scope, send_with_headers)
+            await send_error(self._to_api_error(error, request_id), scope, send_with_headers)
         finally:
             self._state.requests_in_flight -= waited_for
             self._live_ids.discard(request_id)
@@ -128,7 +128,8 @@ def _route_of(scope: Scope) -> str:
     return scope["path"] if is_served else "unmatched"
 
 
-async def _send_error(error: ApiError, scope: Scope, send: Send) -> None:
+async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
+    """Send ``error`` as a whole response, in the shape that the path's clients expect."""
     if is_messages_path(scope["path"]):
         body = error_body(error, scope["state"]["request_id"])
     else:

@@ -15,11 +15,12 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from engine.gc_tuning import tune_for_serving
 from server.http import descriptors
@@ -54,6 +55,27 @@ def serve(
     state: ServerState = app.state.server
     descriptors.raise_limit()
 
+    config, tls = uvicorn_config(app, settings, lifespan="on")
+
+    def reload() -> None:
+        state.access.keys.reload()
+        if tls is not None:
+            tls.reload()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(_Server(config, state), sock, background, reload))
+    return 1 if state.failure is not None else 0
+
+
+def uvicorn_config(
+    app: ASGIApp, settings: Settings, *, lifespan: Literal["on", "off"]
+) -> tuple[uvicorn.Config, Tls | None]:
+    """How uvicorn serves ``app`` with the settings' timeouts and certificate, which it returns too.
+
+    Raises:
+        InvalidSettings: the certificate cannot be used.
+    """
+
     class Protocol(HardenedProtocol):
         header_timeout_s = settings.header_timeout_s
         write_timeout_s = settings.body_timeout_s
@@ -63,7 +85,7 @@ def serve(
         app,
         http=Protocol,
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         access_log=False,
         log_config=None,
         server_header=False,
@@ -74,15 +96,7 @@ def serve(
     config.load()
     tls = Tls.of(settings)
     config.ssl = None if tls is None else tls.context
-
-    def reload() -> None:
-        state.access.keys.reload()
-        if tls is not None:
-            tls.reload()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(_Server(config, state), sock, background, reload))
-    return 1 if state.failure is not None else 0
+    return config, tls
 
 
 async def _run(

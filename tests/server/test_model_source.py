@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.hub import fake_hub
+
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT = {"main": "1" * 40, "v2": "2" * 40}
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "model.safetensors": b"weights",
@@ -26,66 +22,10 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The part of the Hub that a download needs; ``org/gated`` requires a token."""
-
-    def log_message(self, *_):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        parts = self.path.split("?")[0].strip("/").split("/")
-        self.server.asked.append(self.path)
-        if parts[0] == "api":
-            repository, revision = (
-                "/".join(parts[2:4]),
-                parts[-1] if "revision" in parts else "main",
-            )
-        else:
-            repository, revision = "/".join(parts[:2]), parts[3]
-        if repository == "org/gated" and self.headers.get("authorization") != "Bearer hf_secret":
-            return self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        if repository not in ("org/tiny", "org/gated"):
-            return self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        commit = COMMIT.get(revision, revision if revision in COMMIT.values() else None)
-        if commit is None:
-            return self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        if parts[0] == "api" and "tree" in parts:
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-                for name, data in FILES.items()
-            ]
-            return self.answer(200, json.dumps(tree).encode())
-        if parts[0] == "api":
-            siblings = [{"rfilename": name} for name in FILES]
-            told = {"id": repository, "sha": commit, "siblings": siblings}
-            return self.answer(200, json.dumps(told).encode())
-        data = FILES["/".join(parts[4:])] + (b" v2" if commit == COMMIT["v2"] else b"")
-        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit}
-        return self.answer(200, data, headers)
-
-    def answer(self, status, data, headers=()):
-        self.send_response(status)
-        for name, value in dict(headers).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-
 @pytest.fixture(scope="module")
 def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.asked = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with fake_hub({"org/tiny": FILES, "org/gated": FILES}) as running:
+        yield running
 
 
 def resolve(hub, home, *names, load_format="auto", **variables):
@@ -97,9 +37,7 @@ def resolve(hub, home, *names, load_format="auto", **variables):
         "    try: print(resolve_model(name, sys.argv[1]))\n"
         "    except ModelLoadError as error: print('refused:', error)\n"
     )
-    env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    env |= {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(home)}
-    env |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", **variables}
+    env = hub.environment(home) | {"PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(
         [sys.executable, "-c", code, load_format, *names], env=env, capture_output=True, text=True
     )
@@ -146,8 +84,7 @@ def test_what_the_hub_does_not_give_is_told_in_a_line(hub, tmp_path):
 
 
 def test_a_hub_out_of_reach(tmp_path):
-    class Nowhere:
-        server_port = 9  # nothing listens there
-
-    (line,) = resolve(Nowhere, tmp_path, "org/tiny")
+    with fake_hub({}) as gone:
+        pass
+    (line,) = resolve(gone, tmp_path, "org/tiny")
     assert line.startswith("refused: there is no directory org/tiny, and no model of the Hub: ")
