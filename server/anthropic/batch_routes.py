@@ -35,7 +35,7 @@ from server.openai.outputs import to_json
 from server.openai.pagination import make_page
 from server.state import ServerState
 from server.store.batches import ACTIVE_STATUSES, StoredBatch
-from server.store.database import StoreError
+from server.store.database import StoreError, reason_of
 from server.store.files import StoredFile, new_file_id
 
 router = APIRouter()
@@ -249,7 +249,7 @@ async def _store_input(
         await asyncio.to_thread(_write_synced, partial, data)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise StoreError(error.strerror or str(error)) from error
+        raise StoreError(reason_of(error)) from error
     file = StoredFile(
         id=new_file_id(),
         tenant=tenant,

@@ -28,6 +28,7 @@ from server.openai.structured import StructuredFields, requested_grammar
 from server.openai.unsupported import report_ignored
 from server.settings import Settings
 from server.state import Model, ServerState
+from server.store.database import StoreError, reason_of
 
 _BodyT = TypeVar("_BodyT", bound=ApiModel)
 _GenerationT = TypeVar("_GenerationT", bound=GenerationRequest)
@@ -198,15 +199,18 @@ def _has_body(request: Request) -> bool:
 
 async def _read_body(request: Request) -> bytes:
     """The whole body. A long one waits on disk, so that a refused request costs no memory."""
-    with SpooledTemporaryFile(max_size=_BODY_IN_MEMORY_BYTES) as body:
-        while True:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            body.write(message.get("body", b""))
-            if not message.get("more_body", False):
-                body.seek(0)
-                return body.read()
+    try:
+        with SpooledTemporaryFile(max_size=_BODY_IN_MEMORY_BYTES) as body:
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected
+                body.write(message.get("body", b""))
+                if not message.get("more_body", False):
+                    body.seek(0)
+                    return body.read()
+    except OSError as error:
+        raise StoreError(reason_of(error)) from error
 
 
 def _check_count(name: str, value: Any, limit: int) -> None:

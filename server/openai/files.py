@@ -21,7 +21,7 @@ from server.openai.endpoint import json_response, state_of
 from server.openai.openapi_schema import Description, describe
 from server.openai.pagination import make_page
 from server.openai.unsupported import report_ignored
-from server.store.database import StoreError
+from server.store.database import StoreError, reason_of
 from server.store.files import FileStore, Order, StoredFile, new_file_id
 
 router = APIRouter()
@@ -173,7 +173,7 @@ async def _receive_form(request: Request, path: Path, max_bytes: int) -> Form:
     try:
         return await read_form(request, "file", path, max_bytes)
     except OSError as error:
-        raise StoreError(error.strerror or str(error)) from error
+        raise StoreError(reason_of(error)) from error
 
 
 def _parse_form(form: Form, tenant: str) -> StoredFile:
@@ -243,7 +243,7 @@ class _FileContentResponse(Response):
         try:
             file = await asyncio.to_thread(self._path.open, "rb")
         except OSError as error:
-            raise StoreError(error.strerror or str(error)) from error
+            raise StoreError(reason_of(error)) from error
         with file:
             head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(head)

@@ -51,7 +51,7 @@ from server.openai.transcription_form import (
 )
 from server.openai.unsupported import report_ignored
 from server.state import ServerState
-from server.store.database import StoreError
+from server.store.database import StoreError, reason_of
 from server.text.parts import Text
 
 router = APIRouter()
@@ -262,13 +262,13 @@ def _chat_request(
 
 async def _read_upload(request: Request, max_bytes: int) -> tuple[Form, str]:
     """Read the form; return it and the file in base64."""
-    with tempfile.TemporaryDirectory(prefix="quire-audio-") as directory:
-        path = Path(directory) / "upload"
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="quire-audio-") as directory:
+            path = Path(directory) / "upload"
             form = await read_form(request, "file", path, max_bytes)
             return form, await asyncio.to_thread(_encode, path)
-        except OSError as error:
-            raise StoreError(error.strerror or str(error)) from error
+    except OSError as error:
+        raise StoreError(reason_of(error)) from error
 
 
 def _encode(path: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from server.access.caller import Caller
 from server.errors import ApiError, bad_field, shorten
-from server.store.database import StoreError
+from server.store.database import StoreError, reason_of
 from server.store.files import FileStore, StoredFile
 
 _MAX_BYTES = 16 * 2**20
@@ -43,4 +43,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StoreError(error.strerror or str(error)) from error
+        raise StoreError(reason_of(error)) from error

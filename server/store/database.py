@@ -40,6 +40,14 @@ class StoreError(ApiError):
         super().__init__(503, f"The server's storage failed: {reason}.", code="storage_unavailable")
 
 
+def reason_of(error: Exception) -> str:
+    """Why something could not be written or read, for a :class:`StoreError`: it names no path."""
+    told = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    # What ``tempfile`` says lists directories of the server.
+    is_list = told.startswith("No usable temporary directory")
+    return "no temporary directory can be written" if is_list else told
+
+
 @dataclass(frozen=True)
 class Schema:
     """A store's tables: SQL scripts, each of which migrates the file to the next version.
@@ -112,7 +120,7 @@ class Database:
                 os.close(os.open(path, os.O_RDWR))
                 _connect(str(path)).close()
         except (OSError, sqlite3.Error) as error:
-            return None if _is_busy(error) else _reason(error)
+            return None if _is_busy(error) else reason_of(error)
         return None
 
     async def close(self) -> None:
@@ -127,7 +135,7 @@ class Database:
             return await loop.run_in_executor(self._thread, self._transact, schema, work, begin)
         except (OSError, sqlite3.Error) as error:
             _log.warning("the database failed: %s", error)
-            raise StoreError(_reason(error)) from error
+            raise StoreError(reason_of(error)) from error
 
     # ------------------------------------------------------------ on the thread
 
@@ -156,7 +164,7 @@ class Database:
                 "cannot write %s (%s): what is stored stays in memory and ends with this process; "
                 "--data-dir names another place",
                 path,
-                _reason(error),
+                reason_of(error),
             )
             self._presence = Presence(None)
             self._in_memory = True
@@ -208,10 +216,6 @@ def _connect(path: str) -> sqlite3.Connection:
             if not _is_busy(error) or time.monotonic() > until_s:
                 raise
             time.sleep(_BUSY_RETRY_S)
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _is_busy(error: Exception) -> bool:

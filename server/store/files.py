@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from server.store.database import Database, Schema, StoreError
+from server.store.database import Database, Schema, StoreError, reason_of
 
 Order = Literal["asc", "desc"]
 _PARTIAL = ".partial-"
@@ -307,4 +307,4 @@ def _as_store_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(error.strerror or str(error)) from error
+        raise StoreError(reason_of(error)) from error

@@ -148,7 +148,14 @@ class FakeEngine:
 class Exchange:
     """One request to the application, and its response so far."""
 
-    def __init__(self, app: FastAPI, method: str, path: str, body: bytes) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        method: str,
+        path: str,
+        body: bytes,
+        content_type: str = "application/json",
+    ) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
@@ -166,7 +173,7 @@ class Exchange:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": query.encode(),
-            "headers": [(b"host", b"t"), (b"content-type", b"application/json")],
+            "headers": [(b"host", b"t"), (b"content-type", content_type.encode())],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
