@@ -11,6 +11,8 @@ from kernels.select import NoKernelsError, select_kernels
 
 logger = logging.getLogger(__name__)
 
+_DEVICES = {"triton": "cuda", "cpu": "cpu", "reference": None}  # for which kernels are made
+
 
 def choose_kernels(name: str, spec: AttentionSpec, *, invariant: bool = False) -> Kernels:
     """Return the kernels called ``name``; for ``auto``, the first kind that supports the model.
@@ -25,11 +27,10 @@ def choose_kernels(name: str, spec: AttentionSpec, *, invariant: bool = False) -
     except NoKernelsError as error:
         raise ModelLoadError(str(error)) from None
     for loser, reason in refusals:
-        level = logging.INFO
-        if loser == "triton":
-            # On a GPU nothing else is nearly as fast, so its absence means a problem; on a CPU it
-            # is never chosen.
-            level = logging.WARNING if spec.device.type == "cuda" else logging.DEBUG
+        # On its own kind of device nothing else is nearly as fast, so its absence means a problem;
+        # elsewhere it is never chosen.
+        is_at_home = _DEVICES[loser] == spec.device.type
+        level = logging.WARNING if is_at_home else logging.DEBUG
         logger.log(level, "attention backend %s: not used, %s", loser, reason)
     logger.info("attention backend: %s", kernels.name)
     return kernels
