@@ -153,3 +153,16 @@ class _Server(uvicorn.Server):
                 _log.warning("%d requests did not finish in time", state.requests_in_flight)
                 break
             await asyncio.sleep(_POLL_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections and the application, after a second signal too.
+
+        uvicorn would leave them to the loop's end then, which logs the application's cancellation.
+        """
+        await super().shutdown(sockets)
+        if self.force_exit:
+            left = list(self.server_state.tasks)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            await self.lifespan.shutdown()

@@ -243,6 +243,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
         assert b'"finish_reason":"length"' not in data
         assert b'data: {"error":' in data
         assert server.process.wait(20) == 0
+    assert "Traceback" not in server.tail()
 
 
 def test_a_killed_engine_costs_no_token(tmp_path: Path) -> None:
