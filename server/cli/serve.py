@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from engine import logs
 from engine.child import Child
 from engine.client import LoadProgress
-from engine.config import EngineConfig
-from engine.errors import EngineError, ModelLoadError
+from engine.config import EngineConfig, LogFormat
+from engine.errors import ModelLoadError
 from engine.gguf.file import find_gguf, is_gguf
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
@@ -59,8 +59,11 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
         child: see :class:`engine.supervisor.EngineSupervisor`.
     """
     started_s = time.monotonic()
+    form: LogFormat = "text"
     try:
         settings = parse_settings(argv)
+        form = settings.log_format
+        logs.configure(settings.log_level, form)
         if settings.nnodes > 1 or settings.node_rank:
             from server.cli.node import check_nodes
 
@@ -78,7 +81,6 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
             _check_weights_directory(settings)
             _make_profile_directory(settings)
             _check_data_directory(settings)
-            logs.configure(settings.log_level, settings.log_format)
             with Download(settings, sockets) as download:
                 settings = with_model_directory(settings, download.report)
             for line in misspelt_variables(settings_table(), os.environ):
@@ -88,7 +90,7 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
                 return _serve_workers(settings, sockets, announcer, child)
             return _serve(settings, sockets[0], announcer, child)
     except (InvalidSettings, ModelLoadError, BindError) as error:
-        print(f"quire serve: {error}", file=sys.stderr)
+        _report_failure(error, form)
         return 1
 
 
@@ -98,7 +100,6 @@ def _serve_ranks(settings: Settings, child: Child | None) -> int:
 
     if child is not None:
         child.kill()  # this machine runs no engine
-    logs.configure(settings.log_level, settings.log_format)
     serve_ranks(with_model_directory(settings))
     return 0
 
@@ -124,7 +125,8 @@ def _serve(
     app = create_app(settings, engine)
     state = app.state.server
     status = serve(app, settings, sock, background=_announce_when_loaded(state, announcer))
-    _print_failure(state.failure)
+    if state.failure is not None:
+        _report_failure(state.failure, settings.log_format)
     return status
 
 
@@ -147,13 +149,18 @@ def _serve_workers(
     supervisor = Supervisor(settings, sockets, announcer.announce, child)
     supervisor.spawn()
     status = asyncio.run(supervisor.run())
-    _print_failure(supervisor.failure)
+    if supervisor.failure is not None:
+        _report_failure(supervisor.failure, settings.log_format)
     return status
 
 
-def _print_failure(failure: EngineError | None) -> None:
-    if failure is not None:
-        print(f"quire serve: {' '.join(str(failure).split())}", file=sys.stderr)
+def _report_failure(failure: Exception, form: LogFormat) -> None:
+    """Say in one line why the server ends."""
+    reason = " ".join(str(failure).split())
+    if form == "json":
+        logger.critical("%s", reason)
+    else:
+        print(f"quire serve: {reason}", file=sys.stderr)
 
 
 class BindError(Exception):

@@ -97,6 +97,15 @@ def test_a_json_log_is_one_object_a_line_from_start_to_end():
     assert (ready["model"], ready["dashboard"]) == ("quire-demo", ready["url"] + "/dashboard")
 
 
+def test_why_a_start_failed_is_a_record_of_a_json_log():
+    done = run_to_end("/no/such/model", "--port", "0", "--log-format", "json")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    record = json.loads(line)
+    told = "there is no model directory /no/such/model"
+    assert (record["level"], record["message"]) == ("critical", told)
+
+
 def test_a_busy_port_is_told_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
