@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Self, Unpack, cast
 
+from engine.argument_types import check_arguments
 from engine.beam_search import BeamParams
 from engine.config import (
     CacheConfig,
@@ -34,7 +35,14 @@ from engine.errors import InvalidParameter
 from engine.offline.adapters import Lora, OfflineAdapters
 from engine.offline.beam_search import search_all
 from engine.offline.images import ChatPrompt
-from engine.offline.inputs import Prompt, new_id, params_for
+from engine.offline.inputs import (
+    Prompt,
+    as_params,
+    as_prompt,
+    check_model,
+    new_id,
+    params_for,
+)
 from engine.offline.inspection import OfflineInspection
 from engine.offline.pooling import OfflineVectors
 from engine.offline.sleep import OfflineSleep
@@ -159,10 +167,13 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             use_tqdm: show progress while the weights load.
 
         Raises:
+            InvalidParameter: an argument has a value of a wrong type.
             ModelLoadError: the model is missing, damaged or not supported.
             OSError: ``profile`` cannot be written to.
         """
+        check_arguments(LLM.__init__, locals())
         directory = str(default_model_dir() if model is None else model)
+        check_model(directory)
         text_directory = directory if tokenizer is None else str(tokenizer)
         super().__init__(text_directory, chat_template)
         config = EngineConfig(
@@ -277,8 +288,8 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             RequestFailed: a step failed.
         """
         token_ids, texts = self._encode_prompts(prompts)
-        beams, params = beams or BeamParams(), params or SamplingParams()
-        return search_all(self._driver, self._tokenizer, token_ids, texts, beams, params)
+        beams, sampling = beams or BeamParams(), as_params(params)
+        return search_all(self._driver, self._tokenizer, token_ids, texts, beams, sampling)
 
     def chat(
         self,
@@ -293,8 +304,8 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
 
         The further arguments are those of ``encode_chat`` and ``generate``, as are the errors.
         """
-        several: list[Conversation] = list(cast("Any", messages))
-        if several and isinstance(several[0], Mapping):
+        several = cast("Sequence[Conversation]", messages)
+        if isinstance(messages, str | Mapping) or (messages and isinstance(messages[0], Mapping)):
             several = [cast("Conversation", messages)]
         return self._run(
             [self._encode_conversation(conversation, **options) for conversation in several],
@@ -315,6 +326,7 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
         Raises:
             RequestError: the prompt or its parameters cannot be served.
         """
+        prompt = as_prompt(prompt)
         token_ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._open(
             ChatPrompt(token_ids), params, self._adapters.get(lora), continuation=True
@@ -360,7 +372,7 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
         *,
         continuation: bool,
     ) -> TextStream:
-        sampling = self._driver.prepare_sampling(params or SamplingParams())
+        sampling = self._driver.prepare_sampling(as_params(params))
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
         (choice,) = self._driver.submit(

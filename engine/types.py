@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from engine.argument_types import check_type
 from engine.audio.speech import SpeechRules
 from engine.audio.types import AudioClip, AudioRules
 from engine.errors import Failure, InvalidParameter
@@ -103,6 +104,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for field in ("stop", "bad_words"):
             if isinstance(value := getattr(self, field), str):
                 msgspec.structs.force_setattr(self, field, (value,))
+        try:
+            self._check_values()
+        except TypeError:  # types are looked at only then: this runs for each request
+            for info in msgspec.structs.fields(SamplingParams):
+                check_type(info.name, getattr(self, info.name), info.type)
+            raise
+
+    def _check_values(self) -> None:
         _check(0.0 <= self.temperature <= 2.0, "temperature", "must be between 0 and 2")
         _check(0.0 <= self.top_p <= 1.0, "top_p", "must be between 0 and 1")
         _check(-1 <= self.top_k < 2**31, "top_k", "must be -1 (off), 0 (off) or positive")

@@ -2,32 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+import re
 import secrets
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
-from engine.errors import InvalidParameter
+from engine.argument_types import show
+from engine.errors import InvalidParameter, ModelLoadError
 from engine.types import SamplingParams
 
 Prompt = str | Sequence[int]
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def check_model(name: str) -> None:
+    """Raise ModelLoadError for a model of the Hub, which the server would download."""
+    if _HUB_NAME.fullmatch(name) and not Path(name).exists():
+        raise ModelLoadError(
+            f"there is no model directory {name}, and nothing is downloaded here; 'hf download "
+            f"{name}' downloads a model of the Hub and prints its directory"
+        )
+
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, from one or several."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [cast("Prompt", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
+    """A list of prompts, from one or several. Raises InvalidParameter if there is none."""
+    several: list[object] = [prompts]
+    if not isinstance(prompts, str | bytes | Mapping):
+        with contextlib.suppress(TypeError):  # it is no list, and no prompt
+            several = list(prompts)
+            if several and isinstance(several[0], int):
+                several = [several]
+    return [as_prompt(cast("Prompt", prompt)) for prompt in several]
+
+
+def as_prompt(prompt: Prompt) -> Prompt:
+    """A text, or a list of token ids. Raises InvalidParameter if it is neither."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, bytes | Mapping):
+        with contextlib.suppress(TypeError):
+            return [*map(operator.index, prompt)]
+    raise InvalidParameter(f"a prompt is a text or a list of token ids, not {show(prompt)}")
+
+
+def as_params(params: SamplingParams | None) -> SamplingParams:
+    """The parameters, by default those of the class. Raises InvalidParameter if they are none."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise InvalidParameter(f"parameters are SamplingParams, not {show(params)}")
+    return params
 
 
 def params_for(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
-    """The parameters of each of ``count`` prompts. Raises InvalidParameter on a wrong number."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    """The parameters of each of ``count`` prompts.
+
+    Raises:
+        InvalidParameter: there are more or fewer, or they are something else.
+    """
+    if not isinstance(params, Sequence):
+        return [as_params(cast("SamplingParams | None", params))] * count
     if len(params) != count:
         raise InvalidParameter(f"{count} prompts but {len(params)} sets of parameters")
-    return list(params)
+    return [*map(as_params, params)]
+
+
+def check_conversation(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidParameter for what is no list of messages."""
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str | bytes)
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidParameter(
+            "a conversation is a list of messages such as {'role': 'user', 'content': 'Hello'}, "
+            f"not {show(messages)}"
+        )
 
 
 def new_id() -> str:

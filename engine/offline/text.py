@@ -12,7 +12,7 @@ from engine.audio.types import AudioRules
 from engine.images.placeholders import SeenVideos, expand_image_tokens, make_rewriter
 from engine.images.types import ImageRules
 from engine.offline.images import ChatPrompt, extract_media, process_images, process_sounds
-from engine.offline.inputs import Prompt, as_prompts
+from engine.offline.inputs import Prompt, as_prompts, check_conversation
 from engine.offline.videos import process_videos
 from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
@@ -83,6 +83,7 @@ class OfflineText:
         self, messages: Conversation, **options: Unpack[ChatOptions]
     ) -> ChatPrompt:
         """Same as ``encode_chat``, with the images, the videos and the audio."""
+        check_conversation(messages)
         plain, media = extract_media(messages)
         pictures = process_images(media.images, self._image_rules)
         videos = process_videos(media.videos, self._video_rules, self._video_reader)
