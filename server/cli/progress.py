@@ -24,19 +24,19 @@ class LoadDisplay:
     Args:
         form: where logs are JSON, progress is records among them, on a terminal too.
         stream: where bars and lines are written; standard error by default.
-        line_period_s: seconds from one line to the next.
+        line_period_s: seconds from one line to the next; by default those of a load.
     """
 
     def __init__(
         self,
         form: LogFormat = "text",
         stream: TextIO | None = None,
-        line_period_s: float = _LINE_PERIOD_S,
+        line_period_s: float | None = None,
     ) -> None:
         self._stream = stream or sys.stderr
         self._is_json = form == "json"
         self._has_bar = self._stream.isatty() and not self._is_json
-        self._line_period_s = line_period_s
+        self._line_period_s = _LINE_PERIOD_S if line_period_s is None else line_period_s
         self._started_s = time.monotonic()
         # time.monotonic() before which no line is written: a quick load prints none, however long
         # it took to begin.

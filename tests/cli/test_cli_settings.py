@@ -269,7 +269,7 @@ def test_a_model_given_as_the_current_directory_has_its_name(tmp_path, monkeypat
 
 def test_a_model_of_the_hub_is_also_served_under_its_name_there(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr("server.cli.serve.resolve_model", lambda name, load_format: str(tmp_path))
+    monkeypatch.setattr("server.cli.serve.resolve_model", lambda *arguments: str(tmp_path))
     found = with_model_directory(Settings.load({"model": "org/tiny@v2"}))
     assert found.model == str(tmp_path)
     assert found.model_names == ["tiny", "org/tiny"]
