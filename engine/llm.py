@@ -32,6 +32,7 @@ from engine.config import (
 from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
+from engine.model_source import resolve_model
 from engine.offline.adapters import Lora, OfflineAdapters
 from engine.offline.beam_search import search_all
 from engine.offline.images import ChatPrompt
@@ -39,7 +40,6 @@ from engine.offline.inputs import (
     Prompt,
     as_params,
     as_prompt,
-    check_model,
     new_id,
     params_for,
 )
@@ -117,7 +117,8 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
         """Load ``model``. The arguments are the server's settings of the same names.
 
         Args:
-            model: directory in Hugging Face format or GGUF file. Default: the embedded model.
+            model: directory in Hugging Face format, GGUF file, or name on the Hub, which is
+                downloaded (``engine/model_source.py``). Default: the embedded model.
             tokenizer: directory of the tokenizer, if it is not the model's.
             chat_template: a template's source or file, instead of the model's own.
             dtype: of weights and KV cache. auto: the checkpoint's, on a CPU what suits it best.
@@ -159,12 +160,12 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             gpu_memory_utilization: share of a GPU's memory to use, including the weights.
             num_gpu_blocks_override: number of KV blocks, regardless of memory.
             speculation: draft tokens ahead by "draft", "mtp", "eagle", "ngram" or "suffix".
-            draft_model: directory of a small model with the same tokenizer, or of an EAGLE head.
+            draft_model: a small model with the same tokenizer, or an EAGLE head.
             num_draft_tokens: most draft tokens per sequence and step.
             adaptive_drafts: draft only as many tokens as pay for themselves.
             draft_sampling: how draft tokens are accepted when sampling: "coupled" or "rejection".
             profile: directory for the traces of ``start_profile``; created if it is missing.
-            use_tqdm: show progress while the weights load.
+            use_tqdm: show progress while the weights are downloaded and loaded.
 
         Raises:
             InvalidParameter: an argument has a value of a wrong type.
@@ -172,8 +173,13 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             OSError: ``profile`` cannot be written to.
         """
         check_arguments(LLM.__init__, locals())
-        directory = str(default_model_dir() if model is None else model)
-        check_model(directory)
+        on_progress = None if use_tqdm else _no_progress
+        if model is None:
+            directory = str(default_model_dir())
+        else:
+            directory = resolve_model(str(model), load_format, on_progress)
+        if draft_model is not None:
+            draft_model = resolve_model(str(draft_model), load_format, on_progress)
         text_directory = directory if tokenizer is None else str(tokenizer)
         super().__init__(text_directory, chat_template)
         config = EngineConfig(
@@ -417,3 +423,7 @@ def _requests(
     token_ids, images, audio = prompt
     media = {"images": images, "audio": audio}
     return fan_out(new_id(), token_ids, sampling, **media, adapter=adapter)
+
+
+def _no_progress(name: str, done: int, total: int) -> None:
+    """Show nothing of a download."""

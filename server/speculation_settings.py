@@ -23,8 +23,8 @@ class SpeculationSettings(SettingsPart):
     draft_model: str | None = setting(
         None,
         SPECULATION,
-        "Directory of a small model with the same tokenizer, or of an EAGLE head. Default with the "
-        "embedded model: its own draft model.",
+        "A small model with the same tokenizer, or an EAGLE head: a directory or a name on the "
+        "Hub. Default with the embedded model: its own draft model.",
     )
     num_draft_tokens: int = setting(
         4, SPECULATION, "Most draft tokens per sequence and step.", ge=1, le=32

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import re
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from engine.argument_types import show
-from engine.errors import InvalidParameter, ModelLoadError
+from engine.errors import InvalidParameter
 from engine.types import SamplingParams
 
 Prompt = str | Sequence[int]
-
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-def check_model(name: str) -> None:
-    """Raise ModelLoadError for a model of the Hub, which the server would download."""
-    if _HUB_NAME.fullmatch(name) and not Path(name).exists():
-        raise ModelLoadError(
-            f"there is no model directory {name}, and nothing is downloaded here; 'hf download "
-            f"{name}' downloads a model of the Hub and prints its directory"
-        )
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

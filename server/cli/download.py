@@ -1,6 +1,6 @@
-"""What ``quire serve`` tells of a model that it downloads: the terminal, and who asks the server.
+"""What ``quire serve`` tells of models that it downloads: the terminal, and who asks the server.
 
-Nothing here happens, or is imported, for a model that is there already.
+Nothing here happens, or is imported, for models that are there already.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Download:
     """Reports a download that happens in the block, and lets a signal end it.
 
     Args:
-        settings: name the model.
+        settings: the server's.
         sockets: the server's, listening; they are answered once the download has begun.
     """
 
@@ -55,9 +55,9 @@ class Download:
         if self._room is not None:
             self._room.close()
 
-    def report(self, done: int, total: int) -> None:
-        """Report the progress; see :data:`server.hub_download.DownloadProgress`."""
-        what = f"downloading {self._settings.model}, {_amount(done, total)}"
+    def report(self, name: str, done: int, total: int) -> None:
+        """Report the progress; see :data:`engine.model_source.DownloadProgress`."""
+        what = f"downloading {name}, {_amount(done, total)}"
         self._display(done / total if total else 0.0, what)
         reason = f"The server is not ready: {what}."
         if self._room is None:

@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> Report:
     import torch
 
+    from engine.model_source import resolve_model
     from server.cli.progress import LoadDisplay
-    from server.model_source import resolve_model
     from tools.quantize.gptq import GptqOptions
     from tools.quantize.questions import check_questions, count_correct, read_questions
     from tools.quantize.recipe import Recipe

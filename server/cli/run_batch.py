@@ -22,7 +22,7 @@ from engine import logs
 from engine.config import LogFormat
 from engine.errors import EngineError, ModelLoadError
 from server.cli.flags import add_settings, parse
-from server.cli.serve import with_model_directory
+from server.cli.serve import with_model_directories
 from server.settings import InvalidSettings, Settings
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     """Process a file. Returns the exit status."""
     source, output, resume, overwrite, given = _parse(argv)
     try:
-        settings = with_model_directory(Settings.load(given))
+        settings = with_model_directories(Settings.load(given))
         if settings.data_parallel_size > 1:
             raise InvalidSettings("--data-parallel-size: there is one engine, in this process")
         if settings.nnodes > 1:

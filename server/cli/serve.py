@@ -29,6 +29,7 @@ from engine.client import LoadProgress
 from engine.config import EngineConfig, LogFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import find_gguf, is_gguf
+from engine.model_source import DownloadProgress, resolve_model
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
 from engine.replicas.client import ReplicaClient
@@ -38,8 +39,6 @@ from server.chat_template import read_chat_template
 from server.cli.download import Download
 from server.cli.flags import parse_settings
 from server.cli.progress import LoadDisplay, display_url, log_ready, ready_message
-from server.hub_download import DownloadProgress
-from server.model_source import resolve_model
 from server.setting_sources import misspelt_variables
 from server.settings import InvalidSettings, Settings, settings_table
 
@@ -82,7 +81,7 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
             _make_profile_directory(settings)
             _check_data_directory(settings)
             with Download(settings, sockets) as download:
-                settings = with_model_directory(settings, download.report)
+                settings = with_model_directories(settings, download.report)
             for line in misspelt_variables(settings_table(), os.environ):
                 logger.warning("%s", line)
             announcer = Announcer(settings, sockets[0], started_s)
@@ -100,7 +99,7 @@ def _serve_ranks(settings: Settings, child: Child | None) -> int:
 
     if child is not None:
         child.kill()  # this machine runs no engine
-    serve_ranks(with_model_directory(settings))
+    serve_ranks(with_model_directories(settings))
     return 0
 
 
@@ -368,25 +367,31 @@ def _check_data_directory(settings: Settings) -> None:
         raise InvalidSettings(f"--data-dir: cannot store in {settings.data_dir}: {fault}")
 
 
-def with_model_directory(
+def with_model_directories(
     settings: Settings, on_progress: DownloadProgress | None = None
 ) -> Settings:
-    """``settings`` with the model's directory in place of its name; its public names are kept.
+    """``settings`` with the directories of the model and of its draft model in place of names.
 
-    A model of the Hub is also served under its name there, by which clients of others know it.
+    The model's public names are kept. One of the Hub is also served under its name there, by which
+    clients of others know it.
 
     Args:
-        settings: name the model.
+        settings: name the models.
         on_progress: see ``resolve_model``.
 
     Raises ModelLoadError: there is no such model.
     """
-    if settings.model is None:
-        return settings
-    directory = resolve_model(settings.model, settings.load_format, on_progress)
-    if find_gguf(directory) is None and not Path(directory, "config.json").is_file():
-        raise ModelLoadError(f"{directory} holds no config.json and no GGUF file, so no model")
-    names = settings.model_names
-    if directory != settings.model and not settings.served_model_names:
-        names.append(settings.model.partition("@")[0])
-    return settings.model_copy(update={"model": directory, "served_model_names": names})
+    found: dict[str, object] = {}
+    if settings.model is not None:
+        directory = resolve_model(settings.model, settings.load_format, on_progress)
+        if find_gguf(directory) is None and not Path(directory, "config.json").is_file():
+            raise ModelLoadError(f"{directory} holds no config.json and no GGUF file, so no model")
+        names = settings.model_names
+        if directory != settings.model and not settings.served_model_names:
+            names.append(settings.model.partition("@")[0])
+        found |= {"model": directory, "served_model_names": names}
+    if settings.draft_model is not None:
+        found["draft_model"] = resolve_model(
+            settings.draft_model, settings.load_format, on_progress
+        )
+    return settings.model_copy(update=found)

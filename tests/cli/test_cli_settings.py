@@ -11,7 +11,7 @@ import pytest
 
 from server.cli.flags import build_parser, parse_settings
 from server.cli.foreign_flags import FOREIGN_FLAGS, foreign_advice
-from server.cli.serve import with_model_directory
+from server.cli.serve import with_model_directories
 from server.foreign_values import REASONING_PARSERS, TOOL_CALL_PARSERS
 from server.setting_sources import misspelt_variables
 from server.settings import DEMO_MODEL_NAME, InvalidSettings, Settings, settings_table
@@ -270,11 +270,12 @@ def test_a_model_given_as_the_current_directory_has_its_name(tmp_path, monkeypat
 def test_a_model_of_the_hub_is_also_served_under_its_name_there(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("server.cli.serve.resolve_model", lambda *arguments: str(tmp_path))
-    found = with_model_directory(Settings.load({"model": "org/tiny@v2"}))
-    assert found.model == str(tmp_path)
+    given = {"model": "org/tiny@v2", "draft_model": "org/draft"}
+    found = with_model_directories(Settings.load(given))
+    assert found.model == found.draft_model == str(tmp_path)
     assert found.model_names == ["tiny", "org/tiny"]
     named = Settings.load({"model": "org/tiny", "served_model_names": ["a"]})
-    assert with_model_directory(named).model_names == ["a"]
+    assert with_model_directories(named).model_names == ["a"]
 
 
 def test_two_models_on_one_command_line_are_refused(capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.errors import InvalidParameter, ModelLoadError
+from engine.errors import InvalidParameter
 from engine.offline.inputs import as_prompts, check_conversation, params_for
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -28,11 +28,6 @@ GREEDY = SamplingParams(temperature=0.0)
 def test_an_argument_of_a_wrong_type(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidParameter, match=problem):
         LLM(**arguments)
-
-
-def test_a_name_of_the_hub_is_no_directory() -> None:
-    with pytest.raises(ModelLoadError, match="'hf download org/name' downloads a model of the Hub"):
-        LLM("org/name")
 
 
 @pytest.mark.parametrize(

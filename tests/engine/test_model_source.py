@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.paths import default_model_dir, embedded_draft_dir
 from tests.hub import fake_hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ def resolve(hub, home, *names, load_format="auto", **variables):
     """The result for each name, or its error, in a process that knows no other hub."""
     code = (
         "import sys; from engine.errors import ModelLoadError\n"
-        "from server.model_source import resolve_model\n"
+        "from engine.model_source import resolve_model\n"
         "for name in sys.argv[2:]:\n"
         "    try: print(resolve_model(name, sys.argv[1]))\n"
         "    except ModelLoadError as error: print('refused:', error)\n"
@@ -58,6 +59,8 @@ def test_names_of_the_hub(hub, tmp_path):
     assert Path(eight).read_bytes() == b"GGUF eight"
     (pickles,) = resolve(hub, tmp_path / "other", "org/tiny", load_format="bin")
     assert names_in(pickles) == ["config.json", "pytorch_model.bin", "tokenizer.json"]
+    (random,) = resolve(hub, tmp_path / "none", "org/tiny", load_format="dummy")
+    assert names_in(random) == ["config.json", "tokenizer.json"]
     # What was fetched before is available without a network.
     asked = len(hub.asked)
     again, absent = resolve(hub, tmp_path, "org/tiny", "org/other", HF_HUB_OFFLINE="1")
@@ -88,3 +91,27 @@ def test_a_hub_out_of_reach(tmp_path):
         pass
     (line,) = resolve(gone, tmp_path, "org/tiny")
     assert line.startswith("refused: there is no directory org/tiny, and no model of the Hub: ")
+
+
+def test_an_offline_engine_downloads_its_model_and_its_draft_model(tmp_path):
+    directories = {"org/model": default_model_dir(), "org/draft": embedded_draft_dir()}
+    repositories = {
+        name: {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+        for name, directory in directories.items()
+        if directory is not None
+    }
+    code = (
+        "from engine import LLM, SamplingParams\n"
+        "with LLM('org/model', draft_model='org/draft', use_tqdm=False) as llm:\n"
+        "    params = SamplingParams(temperature=0.0, max_tokens=8)\n"
+        "    (found,) = llm.generate('The capital of France is', params, use_tqdm=False)\n"
+        "print(found.outputs[0].text)\n"
+    )
+    with fake_hub(repositories) as hub:
+        env = hub.environment(tmp_path) | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "%" not in done.stderr  # no bars
+    fetched = {path.split("/")[2] for path in hub.asked if path.endswith("/model.safetensors")}
+    assert fetched == {"model", "draft"}

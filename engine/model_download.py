@@ -10,7 +10,7 @@ from typing import Any
 # Called with the bytes that are there, and with how many are to be downloaded (0: unknown). The
 # first call precedes the download, and there is none if everything is in the cache; the others come
 # from the download's threads.
-DownloadProgress = Callable[[int, int], None]
+ByteProgress = Callable[[int, int], None]
 
 # Copies of the model in the formats of other libraries.
 _IGNORE_PATTERNS = ("original/*", "onnx/*", "openvino/*", "*consolidated*", "flax_*", "tf_*")
@@ -20,7 +20,7 @@ def download(
     repository: str,
     revision: str | None,
     wanted: Sequence[str],
-    on_progress: DownloadProgress | None = None,
+    on_progress: ByteProgress | None = None,
 ) -> str:
     """Download what is not in the cache yet; returns the directory of the revision.
 
@@ -28,7 +28,7 @@ def download(
         repository: ``org/name``.
         revision: a branch, tag or commit; None is the newest.
         wanted: patterns of the files' names.
-        on_progress: see ``DownloadProgress``.
+        on_progress: see ``ByteProgress``.
 
     Raises what ``huggingface_hub.snapshot_download`` raises.
     """

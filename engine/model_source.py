@@ -15,16 +15,27 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import find_gguf, is_gguf
-from server.hub_download import DownloadProgress, download
+from engine.model_download import download
+
+# Called with the model's name, and as :data:`engine.model_download.ByteProgress`.
+DownloadProgress = Callable[[str, int, int], None]
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?(?::([\w.-]+))?")
 _ALLOW_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
+_WEIGHT_PATTERNS: dict[LoadFormat, tuple[str, ...]] = {
+    "auto": ("*.safetensors",),
+    "bin": ("*.bin",),
+    "dummy": (),
+    "stub": (),
+}
 
 
 def resolve_model(
@@ -34,7 +45,7 @@ def resolve_model(
 
     Args:
         name: see above.
-        load_format: "bin" downloads PyTorch's own files instead of safetensors.
+        load_format: "auto" downloads safetensors, "bin" PyTorch's own files, others no weights.
         on_progress: called as a download proceeds, in place of the Hub's own progress bars.
 
     Raises:
@@ -52,8 +63,7 @@ def resolve_model(
         raise ModelLoadError(f"there is no {kind} {name}")
     repository, revision, quantised = named.groups()
     if quantised is None:
-        weights = "*.bin" if load_format == "bin" else "*.safetensors"
-        wanted = [*_ALLOW_PATTERNS, weights]
+        wanted = [*_ALLOW_PATTERNS, *_WEIGHT_PATTERNS[load_format]]
         return _fetch(name, repository, revision, wanted, on_progress)
     forms = {quantised, quantised.lower(), quantised.upper()}
     wanted = [f"*{form}*.gguf" for form in sorted(forms)]
@@ -69,8 +79,9 @@ def _fetch(
 ) -> str:
     from huggingface_hub import errors  # slow to import; needed only here
 
+    report = None if on_progress is None else partial(on_progress, name)
     try:
-        return download(repository, revision, wanted, on_progress)
+        return download(repository, revision, wanted, report)
     except errors.GatedRepoError:
         reason = "it is gated: accept its terms on its page and set HF_TOKEN"
     except errors.RevisionNotFoundError:
