@@ -21,6 +21,7 @@ from kernels.scaled import (
     scaled_linear,
     scaled_unsupported_reason,
 )
+from tests.kernels.row_scales import cpu_takes_row_scales
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
@@ -47,16 +48,6 @@ def test_rows_are_rounded_to_all_of_the_range(size: float, dtype: torch.dtype) -
         # Half of the last of three mantissa bits, and half of the smallest step.
         bound = x.double().abs() * 2**-4 + scales.double() * 2**-10 * 1.01
     assert bool((error.abs() <= bound)[kept].all())
-
-
-def cpu_takes_row_scales() -> bool:
-    """Whether torch multiplies float8 with a scale for each row on a CPU: 2.11 does not."""
-    codes, scales = torch.ones(16, 16).to(FLOAT8), torch.ones(16, 1)
-    try:
-        torch._scaled_mm(codes, codes.T, scales, scales.T.contiguous(), out_dtype=BF16)
-    except RuntimeError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("round_to", [quantise_fp8, quantise_int8])

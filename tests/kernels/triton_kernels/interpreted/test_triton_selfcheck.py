@@ -44,6 +44,7 @@ from kernels.triton.quantised import packed_linear
 from kernels.triton.selfcheck import check_batch_invariance, self_check
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
+from tests.kernels.row_scales import cpu_takes_row_scales
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 STATES = replace(SPEC, has_recurrent_layers=True)
@@ -117,6 +118,8 @@ def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products_of_rounded_rows_are_checked(
     monkeypatch: pytest.MonkeyPatch, codes: torch.dtype
 ) -> None:
+    if codes == torch.float8_e4m3fn and not cpu_takes_row_scales():
+        pytest.skip("this torch has float8 products with row scales on GPUs only")
     assert check_scaled(codes, torch.bfloat16, SPEC.device) is None
     monkeypatch.setattr(check_products, "scaled_linear", lambda *given: 2 * scaled_linear(*given))
     reason = check_scaled(codes, torch.bfloat16, SPEC.device) or ""
