@@ -36,13 +36,7 @@ from engine.model_source import resolve_model
 from engine.offline.adapters import Lora, OfflineAdapters
 from engine.offline.beam_search import search_all
 from engine.offline.images import ChatPrompt
-from engine.offline.inputs import (
-    Prompt,
-    as_params,
-    as_prompt,
-    new_id,
-    params_for,
-)
+from engine.offline.inputs import Prompt, as_params, as_prompt, new_id, params_for
 from engine.offline.inspection import OfflineInspection
 from engine.offline.pooling import OfflineVectors
 from engine.offline.sleep import OfflineSleep
