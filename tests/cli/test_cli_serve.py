@@ -168,6 +168,10 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
             ["--data-dir", f"{__file__}/data"],
             f"--data-dir: cannot store in {__file__}/data: Not a directory",
         ),
+        (
+            ["--profile", f"{__file__}/traces"],
+            f"--profile: cannot write to {__file__}/traces: Not a directory",
+        ),
         (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
     ],
 )
