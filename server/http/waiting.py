@@ -31,6 +31,8 @@ from server.http.standard_headers import new_request_id, standard_headers
 from server.settings import Settings
 
 _RETRY_AFTER_S = "10"
+_GRACE_S = 1.0  # for the requests of those who have connected when the room closes
+_POLL_S = 0.02
 
 
 class WaitingRoom:
@@ -52,7 +54,7 @@ class WaitingRoom:
             self._answer, KeyRing(settings.api_keys, settings.api_key_file)
         )
         config, _ = uvicorn_config(self, settings, lifespan="off")
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._thread = threading.Thread(target=self._run, name="waiting-room", daemon=True)
 
     def open(self) -> None:
@@ -60,7 +62,7 @@ class WaitingRoom:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, once requests that have arrived are answered."""
+        """Stop, once the requests of those who have connected are answered."""
         self._server.should_exit = True
         self._thread.join()
 
@@ -95,3 +97,19 @@ class WaitingRoom:
             return
         headers = {"retry-after": _RETRY_AFTER_S}
         raise ApiError(503, self.reason, code="engine_unavailable", headers=headers)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which does not hang up on who has connected and is about to ask."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nobody any more, answer who has been accepted, then close."""
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _GRACE_S
+        while self.server_state.connections:
+            if loop.time() > deadline:
+                break
+            await asyncio.sleep(_POLL_S)
+        await super().shutdown(sockets)
