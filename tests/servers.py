@@ -1,4 +1,4 @@
-"""Real servers for tests: runs `python -m server serve` on a free port and talks to it."""
+"""Real servers for tests: runs ``quire serve`` on a free port and talks to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.forked import ForkedProcess, fork_server
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "quire-demo"
@@ -43,7 +46,7 @@ class RawAnswer(NamedTuple):
 class Server:
     """A running server process."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     port: int
     log: Path
     key: str | None = None
@@ -132,6 +135,20 @@ class Server:
     def close(self) -> None:
         self._client.close()
 
+    def processes(self, *modules: str) -> list[psutil.Process]:
+        """Its processes that run ``modules``, in that order; those of each by their start."""
+        parent = psutil.Process(self.process.pid)
+        lines = {child: child.cmdline() for child in parent.children(recursive=True)}
+        for child, line in lines.items():
+            if line == parent.cmdline():
+                lines[child] = ["engine.worker"]  # the only one that a server forks
+        chosen = [[child for child in lines if module in lines[child]] for module in modules]
+        return [child for each in chosen for child in sorted(each, key=psutil.Process.create_time)]
+
+    def engines(self) -> list[psutil.Process]:
+        """Its engine processes, by their start."""
+        return self.processes("engine.worker")
+
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
 
@@ -192,21 +209,31 @@ def running_server(
     wait: bool = True,
     environment: Mapping[str, str] | None = None,
     shell: str | None = None,
+    is_forked: bool = True,
 ) -> Iterator[Server]:
     """Run a server on the demo model during the block; its log is shown on failure.
 
-    ``shell`` is a line of shell that starts the server, which is ``"$@"`` there, with ``exec``.
+    Args:
+        environment: further variables, which a server of its own interpreter has from its start.
+        shell: a line of shell that starts the server, which is ``"$@"`` there, with ``exec``.
+        is_forked: see ``tests/forked.py``. False for tests that tell its processes by their
+            command lines.
     """
-    command = [] if shell is None else ["sh", "-c", shell, "sh"]
-    command += [sys.executable, "-m", "server", "serve", "--port", "0", "--num-threads", "1"]
-    command += ["--num-gpu-blocks-override", "1024", *flags]
+    arguments = ["serve", "--port", "0", "--num-threads", "1"]
+    arguments += ["--num-gpu-blocks-override", "1024", *flags]
     if key is not None:
-        command += ["--api-key", key]
+        arguments += ["--api-key", key]
     # Each test's server has its own data directory; --data-dir in the flags takes precedence.
     env = {**os.environ, **_ENV, "QUIRE_DATA_DIR": str(log.parent / "data")}
     env |= environment or {}
+    process: subprocess.Popen[bytes] | ForkedProcess
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=env)
+        if is_forked and environment is None and shell is None:
+            process = fork_server(arguments, output.fileno(), ROOT, env)
+        else:
+            command = [] if shell is None else ["sh", "-c", shell, "sh"]
+            command += [sys.executable, "-m", "server", *arguments]
+            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=env)
     server = Server(process, 0, log, key)
     try:
         server.port = _find_port(server)

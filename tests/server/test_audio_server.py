@@ -11,7 +11,6 @@ import numpy as np
 import openai
 import pytest
 
-from tests.server.test_workers import children
 from tests.servers import MODEL, Server, running_server
 from tests.tiny_audio import speech, wav_base64
 from tests.tiny_audio_twin import AudioTwin
@@ -166,7 +165,7 @@ def test_an_engine_that_dies_takes_no_audio_with_it(twin: AudioTwin, hearing: Se
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(hearing.stream, CHAT, body)
         hearing.wait_for(lambda metrics: metrics["num_requests_running"] >= 1, "a request")
-        children(hearing, "engine.worker")[0].kill()
+        hearing.engines()[0].kill()
         lines = [line for line in stream.result().splitlines() if line.startswith(b"data: {")]
     chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines]
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)

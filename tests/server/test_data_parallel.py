@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.lora.test_recorded_adapters import make_adapter
-from tests.server.test_workers import children, streaming, wait_for_workers
+from tests.server.test_workers import streaming, wait_for_workers
 from tests.servers import MODEL, ROOT, Server, running_server
 
 QUESTION = "What is the capital of France?"
@@ -41,11 +41,6 @@ def two(
     )
     with running_server(home / "server.log", *flags) as running:
         yield running
-
-
-def engines(server: Server) -> list[psutil.Process]:
-    """The engine processes by number, in the order of their start."""
-    return sorted(children(server, "engine.worker"), key=lambda process: process.create_time())
 
 
 def ask_all(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
@@ -109,7 +104,7 @@ async def test_a_killed_engine_costs_no_stream_a_token(two: Server) -> None:
     bodies = [chat(f"Tell me {n} things.", max_tokens=200, ignore_eos=True) for n in range(count)]
     expected = await asyncio.to_thread(ask_all, two, bodies)
     before = two.wait_idle()
-    victim = engines(two)[1]
+    victim = two.engines()[1]
     texts, begun = [""] * count, asyncio.Event()
 
     async def read(client: httpx.AsyncClient, index: int) -> None:
@@ -202,14 +197,14 @@ async def test_several_workers_share_several_engines(tmp_path: Path) -> None:
             expected = await asyncio.gather(*streams.tasks)
         assert all(value > 0 for value in steps(server).values())
         async with streaming(server) as streams:
-            victim = engines(server)[0]
+            victim = server.engines()[0]
             victim.send_signal(signal.SIGKILL)
             assert await asyncio.gather(*streams.tasks) == expected
         server.wait_for(lambda metrics: metrics["engine_up"] == 2, "the successor")
         after = server.wait_idle()
         assert (after["engine_restarts_total"], after["engine_up"]) == (1, 2)
         assert after["requests_resumed_total"] > 0
-        assert len(engines(server)) == 2
+        assert len(server.engines()) == 2
         family = psutil.Process(server.process.pid).children(recursive=True)
         assert server.stop() == 0
         assert psutil.wait_procs(family, timeout=10)[1] == []
@@ -222,10 +217,8 @@ def test_engines_of_several_ranks_answer_as_one(tmp_path: Path) -> None:
         expected = ask_all(alone, bodies)
     flags = ("--data-parallel-size", "2", "--tensor-parallel-size", "2", "--dtype", "float32")
     with running_server(tmp_path / "log", *flags) as shared:
-        family = psutil.Process(shared.process.pid).children(recursive=True)
-        lines = [process.cmdline() for process in family]
-        assert sum("engine.worker" in line for line in lines) == 2
-        assert sum("engine.parallel.follower" in line for line in lines) == 2
+        assert len(shared.engines()) == 2
+        assert len(shared.processes("engine.parallel.follower")) == 2
         before = steps(shared)
         assert ask_all(shared, bodies) == expected
         after = steps(shared)
@@ -233,7 +226,7 @@ def test_engines_of_several_ranks_answer_as_one(tmp_path: Path) -> None:
 
 
 def test_no_engine_is_left_behind_by_a_killed_server(two: Server) -> None:
-    processes = engines(two)
+    processes = two.engines()
     assert len(processes) == 2
     two.process.kill()  # the last test to use it
     assert psutil.wait_procs(processes, timeout=10)[1] == []

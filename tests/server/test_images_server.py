@@ -15,7 +15,6 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.server.test_workers import children
 from tests.servers import MODEL, Server, running_server
 from tests.tiny_vision_twin import Twin
 
@@ -184,7 +183,7 @@ def test_an_engine_that_dies_takes_no_image_with_it(twin: Twin, seeing: Server) 
     with ThreadPoolExecutor(len(bodies)) as pool:
         streams = [pool.submit(seeing.stream, CHAT, body) for body in bodies]
         seeing.wait_for(lambda metrics: metrics["num_requests_running"] >= 4, "running requests")
-        children(seeing, "engine.worker")[0].kill()
+        seeing.engines()[0].kill()
         found = [streamed(stream.result()) for stream in streams]
     assert found == wanted
     assert seeing.wait_for(lambda m: m["engine_restarts_total"] == 1, "a restart")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import struct
@@ -194,7 +193,7 @@ def test_an_offer_to_upgrade_is_ignored(server: Server, name: str) -> None:
 def test_a_reader_that_stops_is_disconnected(tmp_path: Path) -> None:
     """Little is buffered for it, in the kernel neither, so it is noticed before the text ends."""
     body = {**LONG, "stream": True, "logprobs": 5}
-    with running_server(tmp_path / "log", "--body-timeout-s", "2") as server:
+    with running_server(tmp_path / "log", "--body-timeout-s", "2", is_forked=False) as server:
         with server.connect() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             lazy.sendall(http_post(COMPLETIONS, json.dumps(body).encode()))
@@ -205,7 +204,7 @@ def test_a_reader_that_stops_is_disconnected(tmp_path: Path) -> None:
 
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
     """Unready at once, no new work, running requests are answered in full, exit status 0."""
-    with running_server(tmp_path / "log") as server:
+    with running_server(tmp_path / "log", is_forked=False) as server:
         body = {**LONG, "stream": True, "max_tokens": 200}
         body |= {"stream_options": {"include_usage": True}}
         with server.connect() as sock:
@@ -230,7 +229,7 @@ def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
 
 
 def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
-    with running_server(tmp_path / "log") as server:
+    with running_server(tmp_path / "log", is_forked=False) as server:
         with server.connect() as sock:
             sock.sendall(http_post(COMPLETIONS, json.dumps({**LONG, "stream": True}).encode()))
             server.wait_for(lambda m: m["num_requests_running"] == 1, "the stream")
@@ -250,7 +249,7 @@ def test_a_killed_engine_costs_no_token(tmp_path: Path) -> None:
     """kill -9 of the engine during a stream, which continues in the next engine."""
     fields = {"temperature": 0.8, "seed": 11, "max_tokens": 120, "ignore_eos": True}
     body = {"model": MODEL, "prompt": "Once upon a time", **fields}
-    with running_server(tmp_path / "log") as server:
+    with running_server(tmp_path / "log", is_forked=False) as server:
         expected = server.post(COMPLETIONS, body).json()["choices"][0]["text"]
         with server.connect() as sock:
             data = http_post(COMPLETIONS, json.dumps({**body, "stream": True}).encode())
@@ -258,7 +257,7 @@ def test_a_killed_engine_costs_no_token(tmp_path: Path) -> None:
             raw = sock.recv(65536)
             while raw.count(b"data: {") < 5:
                 raw += sock.recv(65536)
-            os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+            server.engines()[0].kill()
             while not raw.endswith(b"0\r\n\r\n"):
                 raw += sock.recv(65536)
         _, _, chunked = raw.partition(b"\r\n\r\n")
@@ -269,15 +268,6 @@ def test_a_killed_engine_costs_no_token(tmp_path: Path) -> None:
         assert metrics["requests_resumed_total"] == 1
         assert server.get("/ready").status_code == 200
         assert server.stop() == 0
-
-
-def engine_pid(parent: int) -> int:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    for child in map(int, children):
-        command = Path(f"/proc/{child}/cmdline").read_bytes()
-        if b"engine" in command and b"template" not in command:
-            return child
-    raise AssertionError("no engine process")
 
 
 def dechunk(data: bytes) -> bytes:
@@ -306,7 +296,7 @@ assert not found, found
 def test_a_prompt_that_fits_the_context_but_not_the_pool(tmp_path: Path, stream: bool) -> None:
     """Row 48: rejected at once and by name; a request that fits is answered afterwards."""
     flags = ("--num-gpu-blocks-override", "8", "--max-model-len", "1024")
-    with running_server(tmp_path / "log", *flags) as server:
+    with running_server(tmp_path / "log", *flags, is_forked=False) as server:
         answer = server.chat("one two " * 200, stream=stream)
         error = answer.json()["error"]
         assert answer.status_code == 400

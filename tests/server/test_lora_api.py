@@ -14,11 +14,10 @@ from pathlib import Path
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from engine.paths import default_model_dir
-from tests.server.test_workers import children, connections, wait_for_workers
+from tests.server.test_workers import connections, wait_for_workers, workers_of
 from tests.servers import MODEL, ROOT, Server, running_server
 
 peft = pytest.importorskip("peft")
@@ -150,7 +149,7 @@ def test_nothing_is_loaded_from_elsewhere(lora_server: Server, path: str) -> Non
 def test_what_is_no_adapter_is_refused_and_harms_nobody(
     lora_server: Server, tmp_path: Path
 ) -> None:
-    shelf = Path(next(p for p in lora_server.process.args if str(p).endswith("shelf")))
+    shelf = lora_server.log.parent / "shelf"
     (shelf / "empty").mkdir()
     answer = lora_server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "empty"})
     assert answer.status_code == 400, answer.text
@@ -167,17 +166,14 @@ def test_adapters_outlive_the_engine(
 ) -> None:
     """A restarted engine loads the adapters named by requests again, unless they are others now."""
     assert ask(lora_server, "one") == adapters["one"][1]
-    shelf = Path(next(p for p in lora_server.process.args if str(p).endswith("shelf")))
+    shelf = lora_server.log.parent / "shelf"
     shutil.copytree(adapters["two"][0], shelf / "latest")
     latest = {"lora_name": "latest", "lora_path": "latest"}
     assert lora_server.post("/v1/load_lora_adapter", latest).status_code == 200
     assert ask(lora_server, "latest") == adapters["two"][1]
     for file in adapters["one"][0].iterdir():
         shutil.copy(file, shelf / "latest" / file.name)
-    engine = max(
-        psutil.Process(lora_server.process.pid).children(), key=lambda p: p.memory_info().rss
-    )
-    engine.kill()
+    lora_server.engines()[0].kill()
     lora_server.wait_for(lambda m: m["engine_restarts_total"] >= 1, "a restart")
     assert ask(lora_server, "one") == adapters["one"][1]
     refused = lora_server.chat(QUESTION, model="latest", max_tokens=12)
@@ -205,7 +201,7 @@ def two_workers(
 @contextmanager
 def connected(server: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     """A connection to each of two workers."""
-    workers = children(server, "server.workers.worker")
+    workers = workers_of(server)
     with contextlib.ExitStack() as stack:
         found: dict[int, httpx.Client] = {}
         while len(found) < 2:  # the kernel distributes connections
@@ -262,7 +258,7 @@ def test_a_worker_that_takes_anothers_place_knows_what_was_loaded(
     with connected(two_workers) as (here, _):
         load(here, "two")
         assert unload(here, "one") == 200
-    (victim, _) = children(two_workers, "server.workers.worker")
+    (victim, _) = workers_of(two_workers)
     victim.kill()
     victim.wait()
     wait_for_workers(two_workers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import threading
@@ -103,15 +102,9 @@ def test_it_sleeps_and_wakes(server: Server, level: int) -> None:
 
 def test_the_engines_process_gives_its_memory_back(server: Server) -> None:
     def resident_mib() -> float:
-        pages = Path(f"/proc/{engine}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return engine.memory_info().rss / 2**20
 
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    engine = next(
-        pid
-        for pid in children.read_text().split()
-        if b"engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    (engine,) = server.engines()
     prompts = [[100 + index] * 3900 for index in range(4)]
     filled = server.complete(prompts, max_tokens=1)
     assert filled.status_code == 200, filled.text
@@ -143,7 +136,7 @@ def test_who_is_being_served_goes_on_or_is_told(server: Server) -> None:
     server.wait_idle()
 
 
-def test_other_weights_and_back(server: Server) -> None:
+def test_other_weights_and_back(weights: Path, server: Server) -> None:
     before = answer(server)
     prints = {server.chat(TEXT, max_tokens=1).json()["system_fingerprint"]}
     first = server.metrics()["weights_generation"]
@@ -171,14 +164,9 @@ def test_other_weights_and_back(server: Server) -> None:
         assert answer(server) == noisy
     server.post("/reload_weights", {"model_path": "short/../noisy"})
     assert server.metrics()["weights_generation"] == first + 2
-    shutil.copytree(default_model_dir(), _directory(server) / "first")
+    shutil.copytree(default_model_dir(), weights / "first")
     assert server.post("/reload_weights", {"model_path": "first"}).status_code == 200
     assert answer(server) == before
-
-
-def _directory(server: Server) -> Path:
-    arguments = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().split(b"\0")
-    return Path(os.fsdecode(arguments[arguments.index(b"--weights-dir") + 1]))
 
 
 class Meanwhile(threading.Thread):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_workers import children
+from tests.server.test_workers import workers_of
 from tests.servers import Server, http_post, running_server
 
 STUB = ("--load-format", "stub")
@@ -27,7 +27,7 @@ def server(request, tmp_path: Path) -> Iterator[Server]:
 def test_tasks_and_threads_are_told_on_sigusr1(server: Server) -> None:
     """A request whose body does not arrive is listed by its id, with the await it is stuck in."""
     body = http_post("/v1/completions", b"{}" * 50, "X-Request-Id: the-slow-one")
-    processes = 2 if children(server, "server.workers.worker") else 1
+    processes = 2 if workers_of(server) else 1
     told, waits = "", None
     with server.connect() as sock:
         sock.sendall(body[:-10])

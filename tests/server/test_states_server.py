@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -13,7 +11,6 @@ import pytest
 
 from engine.paths import default_model_dir
 from tests import tiny_models
-from tests.server.test_lifecycle import engine_pid
 from tests.servers import running_server
 
 PROMPT = "The capital of France is the city in which most of its people live: "
@@ -81,7 +78,7 @@ def test_a_stream_goes_on_when_the_engine_dies(served):
             if not line.startswith("data: {"):
                 continue
             if not found:
-                os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+                server.engines()[0].kill()
             found += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
     assert found == expected
 

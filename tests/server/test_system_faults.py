@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-import os
 import resource
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -18,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from server.http import descriptors
-from tests.server.test_lifecycle import COMPLETIONS, LONG, dechunk, engine_pid
+from tests.server.test_lifecycle import COMPLETIONS, LONG, dechunk
 from tests.server.test_streams import events_of
 from tests.servers import RawAnswer, Server, http_post, read_answer, running_server
 
@@ -99,7 +97,7 @@ def test_more_connections_than_descriptors(tmp_path: Path) -> None:
         for path in ("/health", "/metrics?all"):
             answer = probe(server, path)
             assert (answer.status, answer.headers["connection"]) == (200, "close")
-        os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+        server.engines()[0].kill()
         data = b""
         while not data.endswith(b"0\r\n\r\n"):
             data += stream.recv(65536)
@@ -182,6 +180,6 @@ def test_logs_that_cannot_be_written(tmp_path: Path) -> None:
     with running_server(tmp_path / "log", shell='exec "$@" 2>/dev/full') as server:
         assert server.chat(max_tokens=2).status_code == 200
         assert server.chat(temperature=9).status_code == 400
-        os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+        server.engines()[0].kill()
         assert server.chat(max_tokens=2).status_code == 200
         assert server.stop() == 0

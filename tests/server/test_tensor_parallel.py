@@ -37,9 +37,7 @@ def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def ranks(server: Server) -> list[psutil.Process]:
     """The engine processes, and the ranks they have started."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    wanted = ("engine.worker", "engine.parallel.follower")
-    return [child for name in wanted for child in children if name in child.cmdline()]
+    return server.processes("engine.worker", "engine.parallel.follower")
 
 
 def text_of(server: Server, question: str) -> str:

@@ -16,7 +16,6 @@ import pytest
 
 from engine.audio.long_form import LongForm, Segment, of_any_length
 from engine.audio.read import process_audio
-from tests.server.test_workers import children
 from tests.servers import MODEL, Server, running_server
 from tests.tiny_audio import encoded, speech
 from tests.tiny_whisper import EOT, NO_SPEECH, RATE, SOT, STAMPS, Twin
@@ -175,7 +174,7 @@ def test_an_engine_that_dies_costs_no_word(ears: Ears) -> None:
         answer = pool.submit(ears.post, **asked)
         name = "generation_tokens_total"
         ears.server.wait_for(lambda metrics: metrics[name] > before[name] + 20, "some words")
-        children(ears.server, "engine.worker")[0].kill()
+        ears.server.engines()[0].kill()
         found = words(answer.result())
     name = "engine_restarts_total"
     assert ears.server.metrics()[name] == before[name] + 1

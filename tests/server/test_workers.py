@@ -38,10 +38,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def children(server: Server, module: str) -> list[psutil.Process]:
-    """The server's processes that run ``module``."""
-    family = psutil.Process(server.process.pid).children()
-    return [child for child in family if module in child.cmdline()]
+def workers_of(server: Server) -> list[psutil.Process]:
+    """The server's API workers, by their start."""
+    return server.processes("server.workers.worker")
 
 
 def connections(worker: psutil.Process) -> set[int]:
@@ -60,9 +59,9 @@ def wait_for_workers(server: Server, limit_s: float = 60.0) -> None:
             sock.sendall(b"GET /ready HTTP/1.1\r\nHost: test\r\n\r\n")
             port = sock.getsockname()[1]
             if b" 200 " in sock.recv(4096):
-                here = children(server, "server.workers.worker")
+                here = workers_of(server)
                 served |= {worker.pid for worker in here if port in connections(worker)}
-        served &= {worker.pid for worker in children(server, "server.workers.worker")}
+        served &= {worker.pid for worker in workers_of(server)}
 
 
 def body(index: int, max_tokens: int = 150) -> dict[str, Any]:
@@ -126,9 +125,9 @@ async def test_a_killed_engine_costs_no_worker_a_token(
 ) -> None:
     before = workers.wait_idle()
     async with streaming(workers) as streams:
-        for worker in children(workers, "server.workers.worker"):
+        for worker in workers_of(workers):
             assert connections(worker), "the streams are to be spread over both"
-        (engine,) = children(workers, "engine.worker")
+        (engine,) = workers.engines()
         engine.send_signal(signal.SIGKILL)
         assert await asyncio.gather(*streams.tasks) == expected
     after = workers.wait_idle()
@@ -142,9 +141,9 @@ async def test_a_killed_worker_is_replaced_and_the_other_does_not_notice(
     workers: Server, expected: list[str]
 ) -> None:
     before = workers.wait_idle()
-    (engine,) = children(workers, "engine.worker")
+    (engine,) = workers.engines()
     async with streaming(workers) as streams:
-        victim, _ = children(workers, "server.workers.worker")
+        victim, _ = workers_of(workers)
         cut = len(connections(victim) - {workers.port})
         victim.send_signal(signal.SIGKILL)
         texts = await asyncio.gather(*streams.tasks)
@@ -153,10 +152,10 @@ async def test_a_killed_worker_is_replaced_and_the_other_does_not_notice(
     assert [texts[index] for index in whole] == [expected[index] for index in whole]
     assert NUM_STREAMS - len(whole) >= min(cut, 1)
     wait_for_workers(workers)
-    assert victim.pid not in {w.pid for w in children(workers, "server.workers.worker")}
+    assert victim.pid not in {w.pid for w in workers_of(workers)}
     # Its requests have ended with it, the engine is alive, and no counter has decreased.
     after = workers.wait_idle()
-    assert children(workers, "engine.worker") == [engine]
+    assert workers.engines() == [engine]
     assert after["kv_blocks_free"] == before["kv_blocks_free"]
     told = ("generation_tokens_total", "http_requests_total", "request_success_total")
     assert all(after[name] >= before[name] for name in told)
