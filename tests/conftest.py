@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import settings
 
+from engine import child
 from engine.gc_tuning import collection_paused
+from tests.forked import EngineStarts
 from tests.servers import Server, running_server
 from tests.thinned import mark_thinned
 
@@ -53,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     counts = Counter(item.path for item in items)
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: (ranks.get(item.path.name, len(_LONG)), -counts[item.path]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_engines() -> Iterator[None]:
+    """Fork the engine processes that tests start."""
+    with mock.patch.object(child, "subprocess", EngineStarts):
+        yield
 
 
 @pytest.fixture(scope="session")

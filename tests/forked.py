@@ -1,9 +1,9 @@
-"""Servers forked from a process that has imported all they need, for tests of other things.
+"""Servers and engines forked from a process that has imported all they need.
 
 ``python -m server serve`` takes about four CPU seconds to import torch and the rest, nine tenths of
 what the embedded model takes to be ready. A forked server saves them. It runs the same code in
 processes of its own, with its own files, sockets, signals and exit status; only their command lines
-are those of the process they were forked from.
+are those of the process they were forked from. So does the engine of a test that needs no server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any
@@ -65,73 +65,98 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class _Output:
-    """An open file that the forked process writes its output to."""
+class _Inherited:
+    """A file descriptor that a forked process inherits, perhaps under another number."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, number: int) -> None:
+        self._number = number
 
     def __reduce__(self) -> Any:
-        return _received, (reduction.DupFd(self._descriptor),)
+        return _detach, (reduction.DupFd(self._number),)
 
 
-def _received(duplicate: Any) -> int:
+def _detach(duplicate: Any) -> int:
     return duplicate.detach()
+
+
+def prepare() -> None:
+    """Start the process that others are forked from. Idempotent."""
+    with mock.patch.dict(os.environ, _ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, clear=True):
+        _from_imports.set_forkserver_preload(list(_IMPORTED))
+        forkserver.ensure_running()
 
 
 def fork_server(
     arguments: Sequence[str], output: int, directory: Path, environment: Mapping[str, str]
 ) -> ForkedProcess:
     """Run ``quire`` with ``arguments`` in ``directory``, its output to a file descriptor."""
-    with mock.patch.dict(os.environ, _ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, clear=True):
-        _from_imports.set_forkserver_preload(list(_IMPORTED))
-        forkserver.ensure_running()
-    place = (_Output(output), str(directory), dict(environment))
-    return ForkedProcess(_from_imports.Process(target=_serve, args=(list(arguments), *place)))
+    place = (_Inherited(output), str(directory), dict(environment))
+    return _fork_from_imports(_serve, list(arguments), *place)
 
 
-def _serve(arguments: list[str], output: int, directory: str, environment: dict[str, str]) -> None:
-    from engine import child
-    from server import cli
-
-    for standard in (1, 2):
-        os.dup2(output, standard)
-    os.close(output)
-    os.chdir(directory)
-    _set_environment(environment)
-    child.subprocess = _EngineStarts
-    sys.exit(cli.main(arguments))
-
-
-class _EngineStarts:
-    """In place of ``subprocess`` in ``engine.child``: the server's first step forks its engine.
-
-    Later ones have threads, which a fork would lose, and start theirs as ever.
-    """
+class EngineStarts:
+    """In place of ``subprocess`` in ``engine.child``: engines are forked, and nothing else."""
 
     DEVNULL = subprocess.DEVNULL
     TimeoutExpired = subprocess.TimeoutExpired
 
     @staticmethod
     def Popen(command: list[str], **options: Any) -> ForkedProcess | subprocess.Popen[bytes]:  # noqa: N802
+        if command[2] != "engine.worker":
+            return subprocess.Popen(command, **options)
+        (descriptor,) = options["pass_fds"]
+        files = map(_Inherited, (descriptor, 1, 2))
+        return _fork_from_imports(_run_engine, command[4:], options["env"], *files, is_daemon=True)
+
+
+class _FirstEngineStarts(EngineStarts):
+    """In place of it in a forked server: its first step forks its engine, from itself.
+
+    Later ones have threads, which a fork would lose, and start theirs as ever.
+    """
+
+    @staticmethod
+    def Popen(command: list[str], **options: Any) -> ForkedProcess | subprocess.Popen[bytes]:  # noqa: N802
         if "--ahead" not in command:
             return subprocess.Popen(command, **options)
         (descriptor,) = options["pass_fds"]
-        arguments = (command[3:], descriptor, options["env"])
+        arguments = (command[4:], options["env"], descriptor)
         return ForkedProcess(_from_this.Process(target=_run_engine, args=arguments))
 
 
-def _run_engine(arguments: list[str], descriptor: int, environment: dict[str, str]) -> None:
+def _fork_from_imports(
+    target: Callable[..., None], *arguments: Any, is_daemon: bool = False
+) -> ForkedProcess:
+    prepare()
+    process = _from_imports.Process(target=target, args=arguments, daemon=is_daemon)
+    return ForkedProcess(process)
+
+
+def _serve(arguments: list[str], output: int, directory: str, environment: dict[str, str]) -> None:
+    from engine import child
+    from server import cli
+
+    _take_over(environment, output, output)
+    os.chdir(directory)
+    child.subprocess = _FirstEngineStarts
+    sys.exit(cli.main(arguments))
+
+
+def _run_engine(
+    flags: list[str], environment: dict[str, str], connection: int, output: int = 1, errors: int = 2
+) -> None:
     from engine import worker
 
     os.setpgid(0, 0)
-    # Above all the server's end of the connection, which would never seem closed.
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-    _set_environment(environment)
-    sys.exit(worker.main(arguments))
+    _take_over(environment, output, errors)
+    # Above all its server's end of the connection, which would never seem closed.
+    os.closerange(3, connection)
+    os.closerange(connection + 1, os.sysconf("SC_OPEN_MAX"))
+    sys.exit(worker.main([str(connection), *flags]))
 
 
-def _set_environment(environment: Mapping[str, str]) -> None:
+def _take_over(environment: Mapping[str, str], output: int, errors: int) -> None:
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
     os.environ.clear()
     os.environ.update(environment)

@@ -18,6 +18,7 @@ import pytest
 from engine.paths import default_model_dir
 from server.cli.progress import LoadDisplay, display_url
 from server.cli.serve import bind
+from tests import forked
 
 SERVE = [sys.executable, "-m", "server", "serve"]
 SMALL = ["--kv-cache-memory-bytes", "32MiB", "--num-threads", "1"]
@@ -179,12 +180,13 @@ def test_what_cannot_be_served_is_told_in_one_line(arguments, told, capsys):
     """The engine process, which is already running by then, is ended."""
     from server.cli import main
 
-    before = psutil.Process().children()
+    forked.prepare()
+    before = psutil.Process().children(recursive=True)
     assert main(["serve", "--port", "0", *arguments]) == 1
     error = capsys.readouterr().err
     assert error.startswith("quire serve: ")
     assert told in error
-    assert psutil.Process().children() == before
+    assert psutil.Process().children(recursive=True) == before
     assert error.count("\n") == 1
 
 

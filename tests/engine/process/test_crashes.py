@@ -270,8 +270,8 @@ async def test_an_interrupt_is_the_parents_to_decide_upon() -> None:
     client.spawn()
     pid = client.pid
     assert pid is not None
-    assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C at the terminal must not reach the engine"
     await client.start()
+    assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C at the terminal must not reach the engine"
     os.kill(pid, signal.SIGINT)
     (request,) = make_requests(1)
     (stream,) = client.submit([request])

@@ -342,7 +342,7 @@ async def test_weights_that_one_cannot_take_are_kept_by_none(
 
 async def test_no_text_is_made_by_two_sets_of_weights() -> None:
     """Streams of a dead engine wait for one with the old weights while the others have new ones."""
-    async with replicas(step_s=0.01) as client:
+    async with replicas(step_s=0.03) as client:
         first, second = client._replicas
         requests = make_requests(6, 100, ignore_eos=True)
         readers = ask(client, requests)
