@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from engine.argument_types import settle_fields
 from engine.errors import InvalidParameter
 from engine.types import EngineInfo, FinishReason, Request, SamplingParams, TokenLogprobs
 
@@ -41,6 +42,7 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
     early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
+        settle_fields(self)
         if not 1 <= self.width <= MAX_BEAM_WIDTH:
             problem = f"'beam_width' must be between 1 and {MAX_BEAM_WIDTH}"
             raise InvalidParameter(problem, param="beam_width")

@@ -36,8 +36,21 @@ from engine.model_source import resolve_model
 from engine.offline.adapters import Lora, OfflineAdapters
 from engine.offline.beam_search import search_all
 from engine.offline.images import ChatPrompt
-from engine.offline.inputs import Prompt, as_params, as_prompt, new_id, params_for
+from engine.offline.inputs import Prompt, as_beams, as_params, as_prompt, new_id, params_for
 from engine.offline.inspection import OfflineInspection
+from engine.offline.limits import (
+    BlockSize,
+    Count,
+    CountOrZero,
+    DraftCount,
+    Duration,
+    FrameCount,
+    FrameRate,
+    ImageTokens,
+    PartCount,
+    RankCount,
+    Share,
+)
 from engine.offline.pooling import OfflineVectors
 from engine.offline.sleep import OfflineSleep
 from engine.offline.speech import OfflineSpeech
@@ -68,41 +81,41 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
         device: Device = "auto",
         load_format: LoadFormat = "auto",
         quantization: Quantization | None = None,
-        max_model_len: int | None = None,
+        max_model_len: Count | None = None,
         attention_backend: str = "auto",
         batch_invariant: bool = False,
         enforce_eager: bool = False,
         pooling_type: PoolingKind | None = None,
-        max_images: int = 16,
-        max_image_tokens: int | None = None,
-        max_audio_clips: int = 16,
-        max_audio_s: int = 1800,
-        max_videos: int = 4,
-        max_video_s: int = 1800,
-        max_video_frames: int | None = None,
-        max_video_tokens: int | None = None,
-        video_fps: float | None = None,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
+        max_images: PartCount = 16,
+        max_image_tokens: ImageTokens | None = None,
+        max_audio_clips: PartCount = 16,
+        max_audio_s: Duration = 1800,
+        max_videos: PartCount = 4,
+        max_video_s: Duration = 1800,
+        max_video_frames: FrameCount | None = None,
+        max_video_tokens: ImageTokens | None = None,
+        video_fps: FrameRate | None = None,
+        tensor_parallel_size: RankCount = 1,
+        pipeline_parallel_size: RankCount = 1,
         enable_expert_parallel: bool = False,
-        num_threads: int | None = None,
-        seed: int = 0,
-        max_loras: int = 8,
-        max_cpu_loras: int = 64,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
+        num_threads: Count | None = None,
+        seed: CountOrZero = 0,
+        max_loras: CountOrZero = 8,
+        max_cpu_loras: Count = 64,
+        max_num_seqs: Count = 256,
+        max_num_batched_tokens: Count | None = None,
         scheduling_policy: Policy = "fcfs",
         overlap: bool | None = None,
-        block_size: int | None = None,
+        block_size: BlockSize | None = None,
         kv_cache_dtype: CacheDtype = "auto",
         enable_prefix_caching: bool = True,
-        kv_cache_memory_bytes: int | None = None,
-        kv_offload_bytes: int = 0,
-        gpu_memory_utilization: float = 0.9,
-        num_gpu_blocks_override: int | None = None,
+        kv_cache_memory_bytes: Count | None = None,
+        kv_offload_bytes: CountOrZero = 0,
+        gpu_memory_utilization: Share = 0.9,
+        num_gpu_blocks_override: Count | None = None,
         speculation: Speculation | None = None,
         draft_model: str | Path | None = None,
-        num_draft_tokens: int = 4,
+        num_draft_tokens: DraftCount = 4,
         adaptive_drafts: bool = True,
         draft_sampling: DraftSampling = "coupled",
         profile: str | Path | None = None,
@@ -162,7 +175,7 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             use_tqdm: show progress while the weights are downloaded and loaded.
 
         Raises:
-            InvalidParameter: an argument has a value of a wrong type.
+            InvalidParameter: an argument has a value of a wrong type or out of range.
             ModelLoadError: the model is missing, damaged or not supported.
             OSError: ``profile`` cannot be written to.
         """
@@ -288,8 +301,8 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             RequestFailed: a step failed.
         """
         token_ids, texts = self._encode_prompts(prompts)
-        beams, sampling = beams or BeamParams(), as_params(params)
-        return search_all(self._driver, self._tokenizer, token_ids, texts, beams, sampling)
+        how, sampling = as_beams(beams), as_params(params)
+        return search_all(self._driver, self._tokenizer, token_ids, texts, how, sampling)
 
     def chat(
         self,

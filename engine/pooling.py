@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.argument_types import settle_fields
 from engine.errors import InvalidParameter
 
 # Which hidden states make up the vector: the last token's, the mean of all, the first token's, or
@@ -31,6 +32,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     score_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        settle_fields(self)
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidParameter("'dimensions' must be at least 1", param="dimensions")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from engine.argument_types import check_type
+from engine.argument_types import settle_fields
 from engine.audio.speech import SpeechRules
 from engine.audio.types import AudioClip, AudioRules
 from engine.errors import Failure, InvalidParameter
@@ -56,6 +56,9 @@ class Grammar(msgspec.Struct, frozen=True):
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "lark"]
     text: str = ""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,12 +107,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for field in ("stop", "bad_words"):
             if isinstance(value := getattr(self, field), str):
                 msgspec.structs.force_setattr(self, field, (value,))
-        try:
-            self._check_values()
-        except TypeError:  # types are looked at only then: this runs for each request
-            for info in msgspec.structs.fields(SamplingParams):
-                check_type(info.name, getattr(self, info.name), info.type)
-            raise
+        settle_fields(self)
+        self._check_values()
 
     def _check_values(self) -> None:
         _check(0.0 <= self.temperature <= 2.0, "temperature", "must be between 0 and 2")

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.argument_types import show
 from engine.errors import InvalidParameter
 from engine.lora.files import CONFIG, WEIGHTS
 from engine.types import Adapter
@@ -26,7 +27,7 @@ class OfflineAdapters:
         Raises:
             InvalidParameter: there are too many or too few, or a directory holds no adapter.
         """
-        if lora is None or isinstance(lora, str | Path):
+        if isinstance(lora, str) or not isinstance(lora, Sequence):
             return [self.get(lora)] * count
         if len(lora) != count:
             raise InvalidParameter(f"{count} prompts but {len(lora)} adapters", param="lora")
@@ -36,6 +37,9 @@ class OfflineAdapters:
         """The adapter in a directory. Raises InvalidParameter if there is none."""
         if lora is None:
             return None
+        if not isinstance(lora, str | Path):
+            problem = f"an adapter is the path of a directory, not {show(lora)}"
+            raise InvalidParameter(problem, param="lora")
         path = os.path.realpath(lora)
         try:
             found = [os.stat(os.path.join(path, name)) for name in (CONFIG, WEIGHTS)]

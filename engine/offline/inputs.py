@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from engine.argument_types import show
+from engine.beam_search import BeamParams
 from engine.errors import InvalidParameter
 from engine.types import SamplingParams
 
@@ -43,6 +44,15 @@ def as_params(params: SamplingParams | None) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         raise InvalidParameter(f"parameters are SamplingParams, not {show(params)}")
     return params
+
+
+def as_beams(beams: BeamParams | None) -> BeamParams:
+    """How to search, by default that of the class. Raises InvalidParameter for no BeamParams."""
+    if beams is None:
+        return BeamParams()
+    if not isinstance(beams, BeamParams):
+        raise InvalidParameter(f"beams are BeamParams, not {show(beams)}")
+    return beams
 
 
 def params_for(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.argument_types import check_type
 from engine.driver import Choice, Driver
 from engine.errors import InvalidParameter, RequestFailed
 from engine.offline.inputs import Prompt, as_prompts, new_id
@@ -53,6 +54,7 @@ class OfflineVectors:
             RequestError: a prompt or an argument cannot be served.
             RequestFailed: a prompt failed in the engine.
         """
+        check_type("prompt_name", prompt_name, str | None)
         read = self._pooled_texts()
         pooling, longest = read.pooling, _truncation_length(self._driver, truncate_prompt_tokens)
         before = pooling.prompt_of(prompt_name)
@@ -130,6 +132,7 @@ def _pair(first: list[str], second: str | Sequence[str]) -> list[tuple[str, str]
 
 def _truncation_length(driver: Driver, limit: int | None) -> int | None:
     """The length that prompts are truncated to; None: they are not truncated."""
+    check_type("truncate_prompt_tokens", limit, int | None)
     longest = driver.core.info.max_model_len
     if limit is not None and limit != -1 and not 1 <= limit <= longest:
         problem = f"'truncate_prompt_tokens' must be -1 or between 1 and {longest}"
