@@ -55,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
         logs.configure(settings.log_level, settings.log_format)
         if output.exists() and source.exists() and output.samefile(source):
             return _print_error(f"{output} is the input; name another file for the results")
+        if output.is_dir():
+            return _print_error(f"{output} is a directory; name a file for the results")
         if output.exists() and output.stat().st_size and not (resume or overwrite):
             return _print_error(
                 f"{output} already exists; --resume continues it, --overwrite replaces it"

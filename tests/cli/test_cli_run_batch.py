@@ -102,3 +102,6 @@ def test_an_input_at_fault_is_told_before_anything_is_loaded(tmp_path: Path) -> 
     done = run(good, "-o", good, "--overwrite")
     assert (done.returncode, "is the input" in done.stderr) == (1, True)
     assert good.read_bytes() == before
+    done = run(good, "-o", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"{tmp_path} is a directory; name a file" in done.stderr
