@@ -25,6 +25,7 @@ from server.access.body import BodyLimitMiddleware
 from server.access.keys import ApiKeyMiddleware
 from server.access.scopes import check_access
 from server.anthropic import batch_routes as message_batches
+from server.anthropic import files as anthropic_files
 from server.anthropic import routes as messages
 from server.batches.service import make_runner
 from server.dashboard import routes as dashboard
@@ -132,7 +133,8 @@ def _include_routes(app: FastAPI, settings: Settings, state: ServerState) -> Non
     in the schema."""
     rooms = (
         *(chat, stored_chats, completions, responses, conversations, messages),
-        *(transcriptions, message_batches, embeddings, scoring, files, batches, models, tokens),
+        *(transcriptions, message_batches, embeddings, scoring, anthropic_files),
+        *(files, batches, models, tokens),
         *(system, dashboard, profile, sleep_mode, lora, usage_route),
     )
     is_on = {

@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from server.access.caller import caller_of
 from server.anthropic.batch_results import results
 from server.anthropic.errors import PREFIX
-from server.anthropic.outputs import MessagesError
+from server.anthropic.outputs import MessagesError, to_rfc3339
 from server.batches.handlers import MESSAGES
 from server.batches.lines import MAX_LINES
 from server.errors import ApiError, bad_field, shorten
@@ -299,10 +298,12 @@ def _to_message_batch(request: Request, batch: StoredBatch) -> MessageBatch:
         id=batch.id,
         processing_status="canceling" if batch.status == "cancelling" else status,
         request_counts=_counts(batch),
-        created_at=_time(batch.created_at),
-        expires_at=_time(batch.expires_at),
-        ended_at=next((_time(end) for end in ends if end is not None), None),
-        cancel_initiated_at=None if batch.cancelling_at is None else _time(batch.cancelling_at),
+        created_at=to_rfc3339(batch.created_at),
+        expires_at=to_rfc3339(batch.expires_at),
+        ended_at=next((to_rfc3339(end) for end in ends if end is not None), None),
+        cancel_initiated_at=None
+        if batch.cancelling_at is None
+        else to_rfc3339(batch.cancelling_at),
         results_url=f"{root}{_PATH}/{batch.id}/results" if has_results else None,
     )
 
@@ -319,7 +320,3 @@ def _counts(batch: StoredBatch) -> MessageBatchCounts:
     else:
         counts.expired = left
     return counts
-
-
-def _time(unix_s: int) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")

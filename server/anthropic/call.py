@@ -11,6 +11,7 @@ from server.access.caller import Caller
 from server.anthropic.blocks import BlockWriter, complete_blocks
 from server.anthropic.errors import error_detail
 from server.anthropic.inputs import MessagesRequest, TokenCountRequest
+from server.anthropic.message_files import with_file_contents
 from server.anthropic.outputs import (
     MessageAnswer,
     MessageDelta,
@@ -46,9 +47,11 @@ async def prepare_conversation(
     """The validated and encoded conversation that a request continues.
 
     Raises:
-        ApiError: a field is invalid, or nothing can be served.
+        ApiError: a field is invalid, a file cannot be used, or nothing can be served.
         RequestError: the same, found by the engine's own rules.
+        StoreError: a file cannot be read.
     """
+    request = await with_file_contents(state.files, caller, request)
     with translate_errors(request):
         body = ChatRequest.read(chat_body(request))
         return await Conversation.prepare(state, caller, body, id=id)

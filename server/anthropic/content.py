@@ -27,10 +27,24 @@ class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
     data: str  # base64
 
 
+class FileImageBlock(msgspec.Struct, frozen=True, tag="image"):
+    """An uploaded image, until it is read."""
+
+    file_id: str
+
+
+class FileDocumentBlock(msgspec.Struct, frozen=True, tag="document"):
+    """An uploaded document, until it is read."""
+
+    file_id: str
+    title: str | None
+    context: str | None
+
+
 class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
     """A document, or a search result, of text and perhaps images."""
 
-    content: list[TextBlock | ImageBlock]
+    content: list[TextBlock | ImageBlock | FileImageBlock]
     title: str | None
     context: str | None = None  # about the document, for the model
     source: str | None = None  # where it was found
@@ -58,19 +72,22 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
     """The result of a tool call."""
 
     tool_use_id: str
-    content: list[TextBlock | ImageBlock | DocumentBlock]
+    content: list[ResultBlock]
     is_error: bool
+
+
+ResultBlock = TextBlock | ImageBlock | FileImageBlock | DocumentBlock | FileDocumentBlock
 
 
 _TEXT = read_fields_of(("type", "text"))
 _IMAGE = read_fields_of(
-    ("type", "source"), source=always(read_fields_of(("type", "media_type", "data")))
+    ("type", "source"), source=always(read_fields_of(("type", "media_type", "data", "file_id")))
 )
 _DOCUMENT = read_fields_of(
     ("type", "source", "title", "context"),
     source=always(
         read_fields_of(
-            ("type", "media_type", "data", "content"),
+            ("type", "media_type", "data", "content", "file_id"),
             content=by_type({"text": _TEXT, "image": _IMAGE}),
         )
     ),
@@ -105,15 +122,7 @@ _kind_of_block = by_type(
 kind_of_message = always(read_fields_of(("role", "content"), content=_kind_of_block))
 kind_of_system = by_type({"text": _TEXT})
 
-Block = (
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-)
+Block = ResultBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 def read_content(value: Any) -> list[Block]:
@@ -169,11 +178,11 @@ def _read_block(block: Any, index: int) -> Block:
             raise ValueError(f"block {index} of type {shorten(str(kind), 40)!r} is not supported")
 
 
-def _read_result(value: Any, index: int) -> list[TextBlock | ImageBlock | DocumentBlock]:
-    content: list[TextBlock | ImageBlock | DocumentBlock] = []
+def _read_result(value: Any, index: int) -> list[ResultBlock]:
+    content: list[ResultBlock] = []
     try:
         for block in read_content(value):
-            if not isinstance(block, (TextBlock, ImageBlock, DocumentBlock)):
+            if not isinstance(block, ResultBlock):
                 kinds = "text, image, document and search result blocks"
                 raise ValueError(f"must be a string or a list of {kinds}")
             content.append(block)
@@ -182,16 +191,18 @@ def _read_result(value: Any, index: int) -> list[TextBlock | ImageBlock | Docume
     return content
 
 
-def _read_document(block: Mapping[str, Any]) -> DocumentBlock:
+def _read_document(block: Mapping[str, Any]) -> DocumentBlock | FileDocumentBlock:
     """Parse a document. Raises ValueError, which follows the block's name."""
     title, context, source = (block.get(name) for name in ("title", "context", "source"))
     for name, value in (("title", title), ("context", context)):
         if not isinstance(value, str | None):
             raise ValueError(f"must have a {name!r} that is a string")
     kind = source.get("type") if isinstance(source, dict) else None
-    if not isinstance(source, dict) or kind not in ("text", "base64", "content"):
-        problem = "must have a 'source' of type 'text', 'base64' or 'content'; nothing is fetched"
-        raise ValueError(problem)
+    if not isinstance(source, dict) or kind not in ("text", "base64", "content", "file"):
+        kinds = "'text', 'base64', 'content' or 'file'"
+        raise ValueError(f"must have a 'source' of type {kinds}; nothing is fetched")
+    if kind == "file":
+        return FileDocumentBlock(_file_id(source), title, context)
     if kind == "content":
         try:
             return DocumentBlock(_read_parts(source.get("content")), title, context)
@@ -221,19 +232,24 @@ def _read_search_result(block: Mapping[str, Any], index: int) -> DocumentBlock:
     return DocumentBlock([TextBlock(text)], title, source=source)
 
 
-def _read_parts(value: Any) -> list[TextBlock | ImageBlock]:
-    content: list[TextBlock | ImageBlock] = []
+def _read_parts(value: Any) -> list[TextBlock | ImageBlock | FileImageBlock]:
+    content: list[TextBlock | ImageBlock | FileImageBlock] = []
     for block in read_content(value):
-        if not isinstance(block, (TextBlock, ImageBlock)):
+        if not isinstance(block, (TextBlock, ImageBlock, FileImageBlock)):
             raise ValueError("must hold text and images alone")
         content.append(block)
     return content
 
 
-def _read_image(source: Any, index: int) -> ImageBlock:
-    if not isinstance(source, dict) or source.get("type") != "base64":
-        problem = "must have a 'source' of type 'base64'; nothing is fetched"
+def _read_image(source: Any, index: int) -> ImageBlock | FileImageBlock:
+    if not isinstance(source, dict) or source.get("type") not in ("base64", "file"):
+        problem = "must have a 'source' of type 'base64' or 'file'; nothing is fetched"
         raise ValueError(f"block {index} of type 'image' {problem}")
+    if source["type"] == "file":
+        try:
+            return FileImageBlock(_file_id(source))
+        except ValueError as error:
+            raise ValueError(f"block {index} of type 'image' {error}") from None
     media_type, data = source.get("media_type"), source.get("data")
     if media_type not in _MEDIA_TYPES:
         problem = f"must have a 'media_type' of {', '.join(_MEDIA_TYPES)}"
@@ -241,6 +257,14 @@ def _read_image(source: Any, index: int) -> ImageBlock:
     if not isinstance(data, str):
         raise ValueError(f"block {index} of type 'image' must have 'data' that is a string")
     return ImageBlock(media_type, data)
+
+
+def _file_id(source: Mapping[str, Any]) -> str:
+    """The id that a source names. Raises ValueError, which follows the block's name."""
+    id = source.get("file_id")
+    if not isinstance(id, str) or not id:
+        raise ValueError("must have a source whose 'file_id' is the id of an uploaded file")
+    return id
 
 
 def _string(block: Mapping[str, Any], name: str, index: int) -> str:

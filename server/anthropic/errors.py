@@ -1,13 +1,16 @@
-"""Errors in Anthropic's shape, for the paths of its API."""
+"""Errors in Anthropic's shape, and which requests they are for."""
 
 from __future__ import annotations
 
 import msgspec
+from starlette.types import Scope
 
 from server.anthropic.outputs import MessagesError, MessagesErrorDetail
 from server.errors import ApiError
 
 PREFIX = "/v1/messages"
+FILES = "/v1/files"  # a path of OpenAI's API as well
+_VERSION = b"anthropic-version"  # a header of every request in this API, and of none in OpenAI's
 
 _TYPES = {
     401: "authentication_error",
@@ -21,9 +24,11 @@ _TYPES = {
 }
 
 
-def is_messages_path(path: str) -> bool:
-    """Whether errors at ``path`` have Anthropic's shape."""
-    return path == PREFIX or path.startswith(PREFIX + "/")
+def is_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's API, and its errors have that shape."""
+    if _is_under(PREFIX, scope["path"]):
+        return True
+    return _is_under(FILES, scope["path"]) and any(name == _VERSION for name, _ in scope["headers"])
 
 
 def error_type(status: int) -> str:
@@ -43,3 +48,7 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     """The error as JSON, in Anthropic's shape."""
     body = MessagesError(error=error_detail(error), request_id=request_id)
     return msgspec.json.encode(body)
+
+
+def _is_under(prefix: str, path: str) -> bool:
+    return path == prefix or path.startswith(prefix + "/")

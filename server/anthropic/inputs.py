@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from server.anthropic.content import (
     Block,
-    DocumentBlock,
-    ImageBlock,
     RedactedThinkingBlock,
+    ResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -35,7 +34,7 @@ _MIN_THINKING_TOKENS = 1024
 _BLOCK = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
 _BLOCKS: dict[str, tuple[type[Block], ...]] = {
-    "user": (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock),
+    "user": (*get_args(ResultBlock), ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -128,3 +129,8 @@ _encode = msgspec.json.Encoder().encode
 def to_sse(event: MessageEvent) -> bytes:
     """``event`` as one server-sent event with its name."""
     return b"event: %b\ndata: %b\n\n" % (event.type.encode(), _encode(event))
+
+
+def to_rfc3339(unix_s: int) -> str:
+    """A time as this API writes it."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")

@@ -9,7 +9,10 @@ from typing import Any
 from engine.errors import RequestError
 from server.anthropic.content import (
     DocumentBlock,
+    FileDocumentBlock,
+    FileImageBlock,
     ImageBlock,
+    ResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -38,7 +41,10 @@ _FIELD_NAMES = {
 
 
 def chat_body(request: TokenCountRequest) -> dict[str, Any]:
-    """The body of the equivalent chat request, without the answer's limits and stop sequences."""
+    """The body of the equivalent chat request, without the answer's limits and stop sequences.
+
+    No block of ``request`` refers to a file.
+    """
     body: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
     if request.messages[-1].role == "assistant":  # the answer continues this message
         body["continue_final_message"] = True
@@ -115,7 +121,8 @@ def _add_non_assistant(
             messages[-1]["content"] += _parts(block)
 
 
-def _parts(block: TextBlock | ImageBlock | DocumentBlock) -> list[dict[str, Any]]:
+def _parts(block: ResultBlock) -> list[dict[str, Any]]:
+    assert not isinstance(block, (FileImageBlock, FileDocumentBlock)), "files are read before"
     if isinstance(block, TextBlock):
         return [_text(block.text)]
     if isinstance(block, ImageBlock):

@@ -11,7 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.caller import caller_of_scope
-from server.anthropic.errors import error_body, is_messages_path
+from server.anthropic.errors import error_body, is_anthropic
 from server.errors import ApiError, to_api_error, unavailable
 from server.http.disconnect import ClientDisconnected
 from server.http.query import without_empty_values
@@ -56,7 +56,7 @@ class RequestContext:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers.update(standard_headers(request_id, started_s))
-                if is_messages_path(scope["path"]):
+                if is_anthropic(scope):
                     headers["request-id"] = request_id  # the name that Anthropic's clients read
                 headers.update(caller_of_scope(scope).account.headers())
             await send(message)
@@ -129,8 +129,8 @@ def _route_of(scope: Scope) -> str:
 
 
 async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
-    """Send ``error`` as a whole response, in the shape that the path's clients expect."""
-    if is_messages_path(scope["path"]):
+    """Send ``error`` as a whole response, in the shape that its clients expect."""
+    if is_anthropic(scope):
         body = error_body(error, scope["state"]["request_id"])
     else:
         body = error.body()

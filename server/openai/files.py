@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -92,15 +92,7 @@ def _describe_upload() -> Description:
 @router.post(UPLOAD_PATH, summary="Upload a file", openapi_extra=_describe_upload())
 async def create_file(request: Request) -> Response:
     """Store a file, streamed to disk as it arrives."""
-    state = state_of(request)
-    partial = await state.files.new_partial()
-    try:
-        form = await _receive_form(request, partial, state.settings.max_file_bytes)
-        headers = report_ignored(sorted(set(form.fields) - _FIELDS), strict=state.settings.strict)
-        file = _parse_form(form, caller_of(request).tenant)
-        await state.files.add(file, partial)
-    finally:
-        partial.unlink(missing_ok=True)
+    file, headers = await receive_upload(request, _FIELDS, _purpose_and_life)
     return json_response(_to_file_object(file), headers)
 
 
@@ -150,14 +142,7 @@ async def retrieve_file_content(request: Request, file_id: str) -> Response:
 )
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete one of the caller's files, unless a batch still reads it."""
-    state = state_of(request)
-    file = await find_file(state.files, request, file_id)
-    batch_id = await state.batches.find_batch_using(file.id)
-    if batch_id is not None:
-        message = f"The file is the input of batch '{batch_id}', which has not ended."
-        raise ApiError(409, message, param="file_id", code="file_in_use")
-    await state.files.delete(file)
-    return json_response(FileDeleted(id=file.id))
+    return json_response(FileDeleted(id=(await delete_upload(request, file_id)).id))
 
 
 async def find_file(store: FileStore, request: Request, id: str) -> StoredFile:
@@ -169,6 +154,65 @@ async def find_file(store: FileStore, request: Request, id: str) -> StoredFile:
     return file
 
 
+async def receive_upload(
+    request: Request,
+    fields: Collection[str],
+    purpose_and_life: Callable[[Form], tuple[str, int | None]],
+) -> tuple[StoredFile, dict[str, str]]:
+    """Store the file of a form, and return the header that names ignored fields, too.
+
+    Args:
+        request: its body is read here.
+        fields: those that are read besides the file.
+        purpose_and_life: of the file, in seconds or None; may raise ApiError (400).
+
+    Raises:
+        ApiError: the form is not valid, or too large.
+        ClientDisconnected: the connection closed before the body was complete.
+        StoreError: the file could not be stored.
+    """
+    state = state_of(request)
+    partial = await state.files.new_partial()
+    try:
+        form = await _receive_form(request, partial, state.settings.max_file_bytes)
+        ignored = sorted(set(form.fields) - set(fields))
+        headers = report_ignored(ignored, strict=state.settings.strict)
+        if form.filename is None:
+            raise bad_field("file", "is required")
+        purpose, life_s = purpose_and_life(form)
+        now = int(time.time())
+        file = StoredFile(
+            id=new_file_id(),
+            tenant=caller_of(request).tenant,
+            filename=form.filename,
+            purpose=purpose,
+            num_bytes=form.num_bytes,
+            created_at=now,
+            expires_at=None if life_s is None else now + life_s,
+        )
+        await state.files.add(file, partial)
+    finally:
+        partial.unlink(missing_ok=True)
+    return file, headers
+
+
+async def delete_upload(request: Request, id: str) -> StoredFile:
+    """Delete one of the caller's files.
+
+    Raises:
+        ApiError: there is no such file (404), or a batch still reads it (409).
+        StoreError: it could not be deleted.
+    """
+    state = state_of(request)
+    file = await find_file(state.files, request, id)
+    batch_id = await state.batches.find_batch_using(file.id)
+    if batch_id is not None:
+        message = f"The file is the input of batch '{batch_id}', which has not ended."
+        raise ApiError(409, message, param="file_id", code="file_in_use")
+    await state.files.delete(file)
+    return file
+
+
 async def _receive_form(request: Request, path: Path, max_bytes: int) -> Form:
     try:
         return await read_form(request, "file", path, max_bytes)
@@ -176,24 +220,11 @@ async def _receive_form(request: Request, path: Path, max_bytes: int) -> Form:
         raise StoreError(reason_of(error)) from error
 
 
-def _parse_form(form: Form, tenant: str) -> StoredFile:
-    """The file described by a form. Raises ApiError (400)."""
-    if form.filename is None:
-        raise bad_field("file", "is required")
+def _purpose_and_life(form: Form) -> tuple[str, int | None]:
     purpose = form.fields.get("purpose")
     if purpose not in _PURPOSES:
         raise bad_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
-    now = int(time.time())
-    life_s = _lifetime_s(form.fields)
-    return StoredFile(
-        id=new_file_id(),
-        tenant=tenant,
-        filename=form.filename,
-        purpose=purpose,
-        num_bytes=form.num_bytes,
-        created_at=now,
-        expires_at=None if life_s is None else now + life_s,
-    )
+    return purpose, _lifetime_s(form.fields)
 
 
 def _lifetime_s(fields: Mapping[str, str]) -> int | None:
@@ -203,15 +234,20 @@ def _lifetime_s(fields: Mapping[str, str]) -> int | None:
         return None
     if anchor != "created_at":
         raise bad_field("expires_after.anchor", "must be 'created_at'")
-    if seconds is None or not seconds.isascii() or not seconds.isdigit() or len(seconds) > 9:
-        raise bad_field("expires_after.seconds", "must be a number of seconds")
-    return check_lifetime_s(int(seconds), "expires_after.seconds")
+    return read_lifetime_s(seconds, "expires_after.seconds")
 
 
-def check_lifetime_s(seconds: int, param: str) -> int:
+def read_lifetime_s(given: str | None, param: str, longest_s: int = _MAX_LIFE_S) -> int:
+    """The lifetime of a file as a form has it. Raises ApiError (400)."""
+    if given is None or not given.isascii() or not given.isdigit() or len(given) > 9:
+        raise bad_field(param, "must be a number of seconds")
+    return check_lifetime_s(int(given), param, longest_s)
+
+
+def check_lifetime_s(seconds: int, param: str, longest_s: int = _MAX_LIFE_S) -> int:
     """Return ``seconds`` if it is a valid lifetime of a file. Raises ApiError (400)."""
-    if not _MIN_LIFE_S <= seconds <= _MAX_LIFE_S:
-        raise bad_field(param, f"must be between {_MIN_LIFE_S} and {_MAX_LIFE_S}")
+    if not _MIN_LIFE_S <= seconds <= longest_s:
+        raise bad_field(param, f"must be between {_MIN_LIFE_S} and {longest_s}")
     return seconds
 
 

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from server.access.caller import Caller
 from server.openai.content import join_texts, parts_of
-from server.openai.documents import FileReference, show_document, text_of_file
+from server.openai.documents import FileReference, show_document
 from server.openai.inputs import ChatRequest, TokenizeRequest
 from server.openai.messages import Message
-from server.openai.uploads import find_upload, read_upload, upload_error
+from server.openai.uploads import read_text
 from server.store.files import FileStore
 
 _BodyT = TypeVar("_BodyT", ChatRequest, TokenizeRequest)
@@ -37,10 +37,6 @@ async def _with_texts(files: FileStore, caller: Caller, message: Message, where:
     parts = list(parts_of(message.content))
     for place, part in enumerate(parts):
         if isinstance(part, FileReference):
-            file = await find_upload(files, caller, part.id, where)
-            try:
-                text = text_of_file(await read_upload(files, file))
-            except ValueError as problem:
-                raise upload_error(where, part.id, str(problem)) from None
+            file, text = await read_text(files, caller, part.id, where)
             parts[place] = show_document(text, part.name or file.filename)
     return message.model_copy(update={"content": join_texts(parts)}) if parts else message

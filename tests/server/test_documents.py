@@ -232,7 +232,7 @@ def test_what_documents_ask_for_and_do_not_get_is_named(server: Server) -> None:
     [
         ({}, "'source'"),
         ({"source": {"type": "url", "url": "https://example.org/a"}}, "nothing is fetched"),
-        ({"source": {"type": "file", "file_id": "file_1"}}, "'source'"),
+        ({"source": {"type": "file", "file_id": "file_1"}}, "not stored here"),
         (
             {"source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}},
             "application/pdf",

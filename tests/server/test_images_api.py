@@ -327,7 +327,7 @@ async def test_blocks_of_messages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("source", "words"), [
     ({"type": "url", "url": "http://169.254.169.254/"}, "nothing is fetched"),
-    ({"type": "file", "file_id": "file_1"}, "'base64'"),
+    ({"type": "file", "file_id": "file_1"}, "not stored here"),
     ({"type": "base64", "media_type": "image/bmp", "data": ""}, "image/webp"),
     ({"type": "base64", "media_type": "image/png", "data": None}, "'data'"),
     ({"type": "base64", "media_type": "image/png", "data": "AAAA"}, "neither PNG"),

@@ -6,12 +6,10 @@ The item is stored with the contents, so later turns do not depend on the file.
 from __future__ import annotations
 
 import base64
-import mimetypes
 
 from server.access.caller import Caller
-from server.openai.documents import text_of_file
 from server.openai.responses.items import CallOutputItem, InputFile, InputImage, Item, MessageItem
-from server.openai.uploads import find_upload, read_upload, upload_error
+from server.openai.uploads import read_image, read_text
 from server.store.files import FileStore
 
 
@@ -25,9 +23,13 @@ async def inline_files(files: FileStore, caller: Caller, item: Item, where: str)
     """
     for part in _parts_of(item):
         if isinstance(part, InputImage) and part.file_id is not None and not part.image_url:
-            await _read_image(files, caller, part, part.file_id, where)
+            kind, data = await read_image(files, caller, part.file_id, where)
+            part.image_url = f"data:{kind};base64,{data}"
         elif isinstance(part, InputFile) and part.file_id is not None and not part.file_data:
-            await _read_text(files, caller, part, part.file_id, where)
+            file, text = await read_text(files, caller, part.file_id, where)
+            data = base64.b64encode(text.encode()).decode("ascii")
+            part.file_data = f"data:text/plain;base64,{data}"
+            part.filename = part.filename or file.filename
 
 
 def _parts_of(item: Item) -> list[object]:
@@ -36,30 +38,3 @@ def _parts_of(item: Item) -> list[object]:
     if isinstance(item, CallOutputItem) and not isinstance(item.output, str):
         return [*item.output]
     return []
-
-
-async def _read_image(
-    files: FileStore, caller: Caller, image: InputImage, id: str, where: str
-) -> None:
-    file = await find_upload(files, caller, id, where)
-    kind = mimetypes.guess_type(file.filename)[0] or ""
-    if not kind.startswith("image/"):
-        raise upload_error(where, id, "is no image, by its name")
-    image.image_url = _to_data_url(await read_upload(files, file), kind)
-
-
-async def _read_text(
-    files: FileStore, caller: Caller, given: InputFile, id: str, where: str
-) -> None:
-    file = await find_upload(files, caller, id, where)
-    contents = await read_upload(files, file)
-    try:
-        text_of_file(contents)
-    except ValueError as problem:
-        raise upload_error(where, id, str(problem)) from None
-    given.file_data = _to_data_url(contents, "text/plain")
-    given.filename = given.filename or file.filename
-
-
-def _to_data_url(data: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -67,6 +67,15 @@ def main(base_url: str, model: str) -> None:
     assert batch.id in [each.id for each in client.messages.batches.list(limit=1)]
     assert client.messages.batches.delete(batch.id).id == batch.id
 
+    file = client.files.upload(file=("facts.txt", b"The capital of France is Paris.", "text/plain"))
+    assert file.id in [each.id for each in client.files.list(limit=1)]
+    document = {"type": "document", "source": {"type": "file", "file_id": file.id}}
+    content = [document, {"type": "text", "text": "What is the capital of France?"}]
+    about_it = client.messages.create(**asked, messages=[{"role": "user", "content": content}])
+    assert about_it.usage.input_tokens > used.input_tokens, about_it
+    assert client.files.download(file.id).read() == b"The capital of France is Paris."
+    assert client.files.delete(file.id).id == file.id
+
     async def several() -> None:
         async with anthropic.AsyncAnthropic(base_url=root, api_key="none", max_retries=0) as many:
             asks = (many.messages.create(**asked, messages=QUESTION) for _ in range(8))
