@@ -6,79 +6,97 @@ write until its tokens are used up, and never a valid text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
-
-_MAX_DEPTH = 100  # as deep as the library reads schemas
-# Schemas looked at in all; those of requests have some tens, and some of them refer to each other
-# so often that looking at all takes minutes.
-_MAX_VISITS = 50_000
 
 
 def has_finite_text(schema: Mapping[str, Any]) -> bool:
     """Whether a finite text may satisfy ``schema``, as far as its references are concerned.
 
     A schema has a finite text if all the schemas that it requires have one: the least fixed point
-    of that rule. No other contradictions are looked for, and what would take long is taken for
-    finite.
+    of that rule. No other contradictions are looked for. Takes time in proportion to the schema, by
+    counting what each part still lacks (Dowling and Gallier 1984).
     """
-    return _Search(schema).has_finite_text()
+    return _Circuit(schema).opens()
 
 
-class _Search:
-    """Settles references in passes; each settles what depends on those before."""
+class _Gate:
+    """Opens once it lacks no more of its inputs."""
+
+    __slots__ = ("num_missing", "outputs")
+
+    def __init__(self) -> None:
+        self.num_missing = 0
+        self.outputs: list[_Gate] = []  # gates that this one is an input of
+
+
+class _Circuit:
+    """A gate for each schema that another one requires; it opens if that has a finite text."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._targets = dict(_references(root, root, 0))
-        self._endless = set(self._targets)  # references not known to have a finite text
-        self._visits_left = _MAX_VISITS
+        self._gates: dict[int, _Gate] = {}  # by the id of the schema
+        self._unread: list[tuple[_Gate, Any]] = []
+        self._open: list[_Gate] = []  # gates whose outputs lack them still
+        self._goal = self._gate(root)
+        while self._unread:
+            self._read(*self._unread.pop())
 
-    def has_finite_text(self) -> bool:
-        settled = self._endless
-        while settled and self._endless:
-            settled = {name for name in self._endless if self._is_finite(self._targets[name], 0)}
-            self._endless -= settled
-        return self._is_finite(self._root, 0)
+    def opens(self) -> bool:
+        """Whether the gate of the root opens. To be called once."""
+        while self._open:
+            for gate in self._open.pop().outputs:
+                gate.num_missing -= 1
+                if not gate.num_missing:
+                    self._open.append(gate)
+        return self._goal.num_missing <= 0
 
-    def _is_finite(self, schema: Any, depth: int) -> bool:
-        """Whether ``schema`` has a finite text if the unsettled references have none."""
-        self._visits_left -= 1
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._visits_left < 0:
-            return True
-        if "const" in schema or "enum" in schema:
-            return True
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and reference in self._endless:
-            return False
+    def _gate(self, schema: Any) -> _Gate:
+        gate = self._gates.get(id(schema))
+        if gate is None:
+            gate = self._gates[id(schema)] = _Gate()
+            self._unread.append((gate, schema))
+        return gate
 
-        def are_finite(parts: Any) -> list[bool]:
-            each = parts if isinstance(parts, list) else []
-            return [self._is_finite(part, depth + 1) for part in each]
+    def _read(self, gate: _Gate, schema: Any) -> None:
+        """Connect the inputs of a schema's gate."""
+        inputs: list[_Gate] = []
+        if isinstance(schema, Mapping) and "const" not in schema and "enum" not in schema:
+            reference = schema.get("$ref")
+            if isinstance(reference, str):
+                target = resolve(reference, self._root)
+                inputs += [] if target is None else [self._gate(target)]
+            for keyword in ("anyOf", "oneOf"):
+                if isinstance(choices := schema.get(keyword), list) and choices:
+                    inputs.append(self._any(map(self._gate, choices)))
+            if isinstance(parts := schema.get("allOf"), list):
+                inputs += map(self._gate, parts)
+            kinds = schema.get("type")
+            kinds = [kinds] if isinstance(kinds, str) else kinds
+            # It may be a number, for instance, if not all of its types are compound ones.
+            if (
+                isinstance(kinds, list)
+                and kinds
+                and all(kind in _REQUIRED for kind in map(str, kinds))
+            ):
+                required = (_REQUIRED[kind](schema) for kind in dict.fromkeys(kinds))
+                inputs.append(self._any([self._all(map(self._gate, each)) for each in required]))
+        self._connect(gate, inputs)
 
-        choices = are_finite(schema.get("anyOf")), are_finite(schema.get("oneOf"))
-        if not all(are_finite(schema.get("allOf"))) or any(c and not any(c) for c in choices):
-            return False
-        kinds = schema.get("type")
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        if not isinstance(kinds, list) or not all(kind in _REQUIRED for kind in map(str, kinds)):
-            return True  # it may be a number, for instance
-        return not kinds or any(all(are_finite(_REQUIRED[kind](schema))) for kind in kinds)
+    def _any(self, inputs: Iterable[_Gate]) -> _Gate:
+        return self._connect(_Gate(), [*inputs], num_needed=1)
 
+    def _all(self, inputs: Iterable[_Gate]) -> _Gate:
+        return self._connect(_Gate(), [*inputs])
 
-def _references(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the local references within ``schema`` and what they refer to."""
-    if depth > _MAX_DEPTH:
-        return
-    if isinstance(schema, Mapping):
-        name = schema.get("$ref")
-        if isinstance(name, str) and (target := resolve(name, root)) is not None:
-            yield name, target
-        schema = list(schema.values())
-    if isinstance(schema, list):
-        for part in schema:
-            yield from _references(part, root, depth + 1)
+    def _connect(self, gate: _Gate, inputs: list[_Gate], *, num_needed: int | None = None) -> _Gate:
+        gate.num_missing = len(inputs) if num_needed is None else num_needed
+        for each in inputs:
+            each.outputs.append(gate)
+        if not gate.num_missing:
+            self._open.append(gate)
+        return gate
 
 
 def resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any] | None:

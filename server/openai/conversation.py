@@ -12,6 +12,7 @@ All endpoints that continue a conversation share it: they translate their body i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
@@ -134,7 +135,11 @@ class Conversation:
         if tools is not None:
             await tools.check_patterns(state.grammars)
         thinking = thinking_of(model, body, prompt)
-        grammar = _output_grammar(model, body, sampling.grammar, tools, thinking)
+        asked = (model, body, sampling.grammar, tools, thinking)
+        if tools is not None and tools.holds_schemas:  # of any number and size
+            grammar = await asyncio.to_thread(_output_grammar, *asked)
+        else:
+            grammar = _output_grammar(*asked)
         if grammar is not None and grammar is not sampling.grammar:
             # The request's own grammar was checked already; here the tools' schemas are.
             param = "response_format" if tools is None else tools.field

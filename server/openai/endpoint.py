@@ -34,7 +34,9 @@ _BodyT = TypeVar("_BodyT", bound=ApiModel)
 _GenerationT = TypeVar("_GenerationT", bound=GenerationRequest)
 _MAX_CHARS_PER_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
 _BODY_IN_MEMORY_BYTES = 2 * 2**20
-INLINE_CHARS = 4096  # longer texts are tokenised on a thread, to keep the event loop free
+# What is longer is dealt with on a thread, to keep the event loop free.
+_INLINE_BODY_BYTES = 64 * 2**10  # of JSON, to be parsed and checked
+INLINE_CHARS = 4096  # of texts, to be tokenised
 
 
 def state_of(request: Request) -> ServerState:
@@ -57,7 +59,12 @@ async def read_request(
         return shape.read({}), {}
     settings = state_of(request).settings
     check_json_type(request.scope)
-    return read_fields(settings, shape, parse_json_body(await _read_body(request)))
+    data = await _read_body(request)
+
+    def read() -> tuple[_BodyT, dict[str, str]]:
+        return read_fields(settings, shape, parse_json_body(data))
+
+    return read() if len(data) <= _INLINE_BODY_BYTES else await asyncio.to_thread(read)
 
 
 def read_fields(

@@ -76,9 +76,17 @@ class ToolUse:
         """The tools as chat templates expect them."""
         return [function.for_template() for function in self.shown]
 
+    @property
+    def holds_schemas(self) -> bool:
+        """Whether the arguments of a call are held to the function's schema."""
+        return any(self._is_held(function) for function in self.callable)
+
     def to_grammar_tools(self) -> list[CallableTool]:
         """The tools as a grammar needs them; a forced call's arguments satisfy its schema too."""
         return [
-            CallableTool(function.name, function.parameters, self.is_required or function.strict)
+            CallableTool(function.name, function.parameters, self._is_held(function))
             for function in self.callable
         ]
+
+    def _is_held(self, function: Function) -> bool:
+        return self.is_required or function.strict
