@@ -32,7 +32,7 @@ from engine.config import (
 from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
-from engine.model_source import resolve_model
+from engine.model_source import resolve_model, resolve_tokenizer
 from engine.offline.adapters import Lora, OfflineAdapters
 from engine.offline.beam_search import search_all
 from engine.offline.images import ChatPrompt
@@ -126,7 +126,7 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
         Args:
             model: directory in Hugging Face format, GGUF file, or name on the Hub, which is
                 downloaded (``engine/model_source.py``). Default: the embedded model.
-            tokenizer: directory of the tokenizer, if it is not the model's.
+            tokenizer: directory of the tokenizer, or its name on the Hub. Default: the model's.
             chat_template: a template's source or file, instead of the model's own.
             dtype: of weights and KV cache. auto: the checkpoint's, on a CPU what suits it best.
             device: "cpu" or "cuda"; auto uses a GPU if there is one.
@@ -187,7 +187,9 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             directory = resolve_model(str(model), load_format, on_progress)
         if draft_model is not None:
             draft_model = resolve_model(str(draft_model), load_format, on_progress)
-        text_directory = directory if tokenizer is None else str(tokenizer)
+        text_directory = directory
+        if tokenizer is not None:
+            text_directory = resolve_tokenizer(str(tokenizer), on_progress)
         super().__init__(text_directory, chat_template)
         config = EngineConfig(
             model=directory,
@@ -264,7 +266,8 @@ class LLM(OfflineText, OfflineVectors, OfflineSpeech, OfflineInspection, Offline
             prompts: a text, a list of token ids, or several of either. Special tokens spelled out
                 in a text are plain text; ``encode(text, parse_special=True)`` parses them.
             params: for all prompts, or one for each.
-            lora: the directory of an adapter for all prompts, or one or None for each.
+            lora: an adapter for all prompts, or one or None for each: its directory, or its name
+                on the Hub, from which it is downloaded.
             use_tqdm: show progress.
 
         Returns:

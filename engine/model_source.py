@@ -1,4 +1,4 @@
-"""Resolution of a model's name to the directory or file that holds it.
+"""Resolution of a model's name, or an adapter's, to the directory or file that holds it.
 
     ./directory              in Hugging Face format, or with one GGUF model in it
     ./model.gguf             a GGUF file
@@ -22,6 +22,7 @@ from pathlib import Path
 from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import find_gguf, is_gguf
+from engine.lora.files import CONFIG, WEIGHTS
 from engine.model_download import download
 
 # Called with the model's name, and as :data:`engine.model_download.ByteProgress`.
@@ -36,6 +37,24 @@ _WEIGHT_PATTERNS: dict[LoadFormat, tuple[str, ...]] = {
     "dummy": (),
     "stub": (),
 }
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether ``name``, if it is nothing on disk, is looked for on the Hub."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def resolve_tokenizer(name: str, on_progress: DownloadProgress | None = None) -> str:
+    """As ``resolve_model``, without the weights of models that are no GGUF files."""
+    return resolve_model(name, "dummy", on_progress)
+
+
+def resolve_adapter(name: str, on_progress: DownloadProgress | None = None) -> str:
+    """As ``resolve_model``, for a directory in PEFT format: of a repository, the files of that."""
+    named = _HUB_NAME.fullmatch(name)
+    if os.path.exists(name) or named is None or named[3] is not None:
+        return name
+    return _fetch(name, named[1], named[2], [CONFIG, WEIGHTS], on_progress)
 
 
 def resolve_model(

@@ -115,7 +115,7 @@ class Settings(
         name="served_model_name",
     )
     tokenizer: str | None = setting(
-        None, _MODEL, "Directory of the tokenizer, if it is not the model's."
+        None, _MODEL, "Directory of the tokenizer, or its name on the Hub. Default: the model's."
     )
     chat_template: Path | None = setting(
         None, _MODEL, "Jinja file to use instead of the model's chat template."
@@ -147,8 +147,8 @@ class Settings(
     loras: AdapterList = setting(
         [],
         _MODEL,
-        "LoRA adapter in PEFT format, as NAME=DIRECTORY; repeatable. Clients request it by its "
-        "name instead of the model's.",
+        "LoRA adapter in PEFT format, as NAME=DIRECTORY or with its name on the Hub "
+        "(NAME=org/name); repeatable. Clients request it by its name instead of the model's.",
         name="lora",
     )
     lora_dir: Path | None = setting(

@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,13 @@ from engine.client import LoadProgress
 from engine.config import EngineConfig, LogFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import find_gguf, is_gguf
-from engine.model_source import DownloadProgress, resolve_model
+from engine.model_source import (
+    DownloadProgress,
+    is_hub_name,
+    resolve_adapter,
+    resolve_model,
+    resolve_tokenizer,
+)
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
 from engine.replicas.client import ReplicaClient
@@ -318,7 +324,9 @@ def _check_optional_features(settings: Settings) -> None:
 def _check_tokenizer(settings: Settings) -> None:
     """See that there is one; it is read when the weights are loaded, which may take minutes."""
     given = settings.tokenizer
-    if given is not None and not Path(given).is_dir() and not is_gguf(given):
+    if given is None or Path(given).is_dir() or is_gguf(given):
+        return
+    if Path(given).exists() or not is_hub_name(given):
         raise InvalidSettings(f"--tokenizer: {given} is neither a directory nor a GGUF file")
 
 
@@ -327,7 +335,8 @@ def _check_adapters(settings: Settings) -> None:
     if settings.lora_dir is not None and not settings.lora_dir.is_dir():
         raise InvalidSettings(f"--lora-dir: {settings.lora_dir} is not a directory")
     for name, path in settings.adapters.items():
-        if not Path(path, "adapter_config.json").is_file():
+        is_there = Path(path, "adapter_config.json").is_file()
+        if not is_there and (Path(path).exists() or not is_hub_name(path)):
             raise InvalidSettings(f"--lora {name}: there is no adapter_config.json in {path}")
 
 
@@ -370,18 +379,26 @@ def _check_data_directory(settings: Settings) -> None:
 def with_model_directories(
     settings: Settings, on_progress: DownloadProgress | None = None
 ) -> Settings:
-    """``settings`` with the directories of the model and of its draft model in place of names.
+    """``settings`` with directories in place of the names of models, a tokenizer and adapters.
 
     The model's public names are kept. One of the Hub is also served under its name there, by which
     clients of others know it.
 
     Args:
-        settings: name the models.
+        settings: name them.
         on_progress: see ``resolve_model``.
 
-    Raises ModelLoadError: there is no such model.
+    Raises ModelLoadError: there is no such model, tokenizer or adapter.
     """
     found: dict[str, object] = {}
+    if settings.tokenizer is not None:  # what is small comes first: a wrong name is told early
+        with _named("--tokenizer"):
+            found["tokenizer"] = resolve_tokenizer(settings.tokenizer, on_progress)
+    adapters: list[str] = []
+    for name, path in settings.adapters.items():
+        with _named(f"--lora {name}"):
+            adapters.append(f"{name}={resolve_adapter(path, on_progress)}")
+    found["loras"] = adapters
     if settings.model is not None:
         directory = resolve_model(settings.model, settings.load_format, on_progress)
         if find_gguf(directory) is None and not Path(directory, "config.json").is_file():
@@ -395,3 +412,12 @@ def with_model_directories(
             settings.draft_model, settings.load_format, on_progress
         )
     return settings.model_copy(update=found)
+
+
+@contextlib.contextmanager
+def _named(flag: str) -> Iterator[None]:
+    """Name the flag in a ModelLoadError of the block."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{flag}: {error}") from None

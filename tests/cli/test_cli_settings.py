@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from engine.errors import ModelLoadError
 from server.cli.flags import build_parser, parse_settings
 from server.cli.foreign_flags import FOREIGN_FLAGS, foreign_advice
 from server.cli.serve import with_model_directories
@@ -276,6 +277,26 @@ def test_a_model_of_the_hub_is_also_served_under_its_name_there(tmp_path, monkey
     assert found.model_names == ["tiny", "org/tiny"]
     named = Settings.load({"model": "org/tiny", "served_model_names": ["a"]})
     assert with_model_directories(named).model_names == ["a"]
+
+
+def test_a_tokenizer_and_adapters_may_be_named_as_on_the_hub(tmp_path, monkeypatch):
+    def fetched(name, *_):
+        if name == "org/none":
+            raise ModelLoadError("there is no such thing")
+        return f"{tmp_path}/{name}"
+
+    for function in ("resolve_adapter", "resolve_tokenizer"):
+        monkeypatch.setattr(f"server.cli.serve.{function}", fetched)
+    given = {"tokenizer": "org/text", "loras": ["a=org/one@v2", "b=org/two"]}
+    found = with_model_directories(Settings.load(given))
+    assert found.tokenizer == f"{tmp_path}/org/text"
+    assert found.adapters == {"a": f"{tmp_path}/org/one@v2", "b": f"{tmp_path}/org/two"}
+    for wrong, flag in (
+        ({"tokenizer": "org/none"}, "--tokenizer"),
+        ({"loras": ["a=org/none"]}, "--lora a"),
+    ):
+        with pytest.raises(ModelLoadError, match=f"^{flag}: there is no such thing"):
+            with_model_directories(Settings.load(wrong))
 
 
 def test_two_models_on_one_command_line_are_refused(capsys):

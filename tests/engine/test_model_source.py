@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from engine.paths import default_model_dir, embedded_draft_dir
 from tests.hub import fake_hub
@@ -93,25 +97,57 @@ def test_a_hub_out_of_reach(tmp_path):
     assert line.startswith("refused: there is no directory org/tiny, and no model of the Hub: ")
 
 
-def test_an_offline_engine_downloads_its_model_and_its_draft_model(tmp_path):
+def adapter_files():
+    """An adapter of the embedded model that leaves nothing of its answers, and a page about it."""
+    name = "base_model.model.model.layers.3.mlp.down_proj"
+    tensors = {
+        f"{name}.lora_A.weight": torch.ones(1, 704),
+        f"{name}.lora_B.weight": torch.linspace(-9, 9, 256)[:, None],
+    }
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
+    return {
+        "README.md": b"of no use here",
+        "adapter_config.json": json.dumps(config).encode(),
+        "adapter_model.safetensors": save(tensors),
+    }
+
+
+def test_an_offline_engine_downloads_all_that_it_is_given_by_name(tmp_path):
     directories = {"org/model": default_model_dir(), "org/draft": embedded_draft_dir()}
     repositories = {
         name: {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
         for name, directory in directories.items()
         if directory is not None
     }
+    is_text = re.compile(r"tokenizer.*|.*\.jinja").fullmatch
+    texts = {name: data for name, data in repositories["org/model"].items() if is_text(name)}
+    repositories |= {"org/text": texts, "org/adapter": adapter_files()}
     code = (
         "from engine import LLM, SamplingParams\n"
-        "with LLM('org/model', draft_model='org/draft', use_tqdm=False) as llm:\n"
+        "from engine.errors import InvalidParameter\n"
+        "names = {'draft_model': 'org/draft', 'tokenizer': 'org/text'}\n"
+        "with LLM('org/model', **names, use_tqdm=False) as llm:\n"
         "    params = SamplingParams(temperature=0.0, max_tokens=8)\n"
-        "    (found,) = llm.generate('The capital of France is', params, use_tqdm=False)\n"
-        "print(found.outputs[0].text)\n"
+        "    for lora in (None, 'org/adapter@main', 'org/adapter@main'):\n"
+        "        asked = {'params': params, 'lora': lora, 'use_tqdm': False}\n"
+        "        (found,) = llm.generate('The capital of France is', **asked)\n"
+        "        print(found.outputs[0].text)\n"
+        "    try: llm.generate('A', lora='org/none')\n"
+        "    except InvalidParameter as error: print(error.param, error)\n"
     )
     with fake_hub(repositories) as hub:
         env = hub.environment(tmp_path) | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    plain, adapted, again, refused = done.stdout.splitlines()
+    assert "Paris" in plain
+    assert adapted == again != plain
+    assert refused.startswith("lora there is no directory org/none, and no model of the Hub: ")
     assert "%" not in done.stderr  # no bars
-    fetched = {path.split("/")[2] for path in hub.asked if path.endswith("/model.safetensors")}
-    assert fetched == {"model", "draft"}
+    weights = [path.split("/")[2] for path in hub.asked if path.endswith("model.safetensors")]
+    assert set(weights) == {"model", "draft", "adapter"}
+    asked = "\n".join(hub.asked)
+    assert "/org/text/resolve/" in asked
+    assert "/org/adapter/resolve/1111111111111111111111111111111111111111/README.md" not in asked
+    # To count its bytes and to fetch them; nothing is asked when it is named again.
+    assert asked.count("api/models/org/adapter/revision/main") == 2

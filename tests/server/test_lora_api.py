@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from engine.paths import default_model_dir
+from tests.hub import fake_hub
 from tests.server.test_workers import connections, wait_for_workers, workers_of
 from tests.servers import MODEL, ROOT, Server, running_server
 
@@ -65,16 +66,20 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
 def lora_server(
     adapters: dict[str, tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A server with one adapter from the start, and the other in a directory to load from."""
+    """A server with one adapter from the start, and the other on the Hub and in a directory to
+    load from."""
     home = tmp_path_factory.mktemp("lora-server")
     shutil.copytree(adapters["two"][0], home / "shelf" / "two")
     (home / "shelf" / "circle").symlink_to("circle")
     flags = (
-        *("--lora", f"one={adapters['one'][0]}", "--lora-dir", str(home / "shelf")),
-        *("--dtype", "float32"),
+        *("--lora", f"one={adapters['one'][0]}", "--lora", "downloaded=org/two"),
+        *("--lora-dir", str(home / "shelf"), "--dtype", "float32"),
     )
-    with running_server(home / "server.log", *flags) as running:
-        yield running
+    files = {path.name: path.read_bytes() for path in adapters["two"][0].iterdir()}
+    with fake_hub({"org/two": files}) as hub:
+        environment = hub.environment(home / "hub")
+        with running_server(home / "server.log", *flags, environment=environment) as running:
+            yield running
 
 
 def ask(lora_server: Server, model: str) -> str:
@@ -101,6 +106,12 @@ def test_an_adapter_is_a_model_by_its_name(
     text = lora_server.post("/detokenize", body).json()
     assert text["prompt"].endswith("The capital")
     assert lora_server.post("/tokenize", {"model": "no", "prompt": "a"}).status_code == 404
+
+
+def test_an_adapter_of_the_hub_is_downloaded(
+    lora_server: Server, adapters: dict[str, tuple[Path, str]]
+) -> None:
+    assert ask(lora_server, "downloaded") == adapters["two"][1]
 
 
 def test_the_metrics_name_the_adapters_in_use(lora_server: Server) -> None:
