@@ -45,8 +45,41 @@ KIMI_LINEAR = (
     Rule(_EXPERTS + "shared_experts.down_proj.weight", "{i}.shared.down.weight"),
 )
 
-_LING = LAYER + "attention."
-# As there, the layers' projections share some names.
+
+def _ling_attention(own: str) -> tuple[Rule, ...]:
+    """Rules of what a layer's tokens are mixed by. As in Kimi Linear, some names are shared."""
+    return (
+        *(
+            Rule(f"{own}{name}.weight", "{i}.qkv.weight", part)
+            for part, name in enumerate(("g_proj", "q_proj", "kv_a_proj_with_mqa"))
+        ),
+        Rule(own + "kv_a_layernorm.weight", "{i}.latent_norm"),
+        Rule(own + "kv_b_proj.weight", "{i}.latent_up"),
+        *(
+            Rule(f"{own}{name}_proj.weight", "{i}.recurrent.input.weight", part)
+            for part, name in enumerate("qkvg")
+        ),
+        *(
+            Rule(f"{own}{name}_conv1d.weight", "{i}.recurrent.conv.weight", part, DepthwiseConv())
+            for part, name in enumerate("qkv")
+        ),
+        *(
+            Rule(f"{own}{name}_proj.weight", "{i}.recurrent.gates.weight", part)
+            for part, name in enumerate("bf")
+        ),
+        Rule(own + "A_log", "{i}.recurrent.log_a"),
+        Rule(own + "dt_bias", "{i}.recurrent.dt_bias"),
+        Rule(own + "o_norm.weight", "{i}.recurrent.norm"),
+        # Published, attention has the first name and the delta rule the second. Hugging Face saves
+        # both under the first, and has them in memory under the second.
+        *(
+            Rule(f"{own}{name}.weight", f"{{i}}.{part}output.weight")
+            for name in ("dense", "o_proj")
+            for part in ("", "recurrent.")
+        ),
+    )
+
+
 LING3 = (
     *(
         rule
@@ -56,27 +89,6 @@ LING3 = (
     *CORRECTED,
     Rule("model.word_embeddings.weight", "embedding"),
     Rule(LAYER + "mlp.gate.expert_bias", "{i}.router.correction"),
-    *(
-        Rule(f"{_LING}{name}.weight", "{i}.qkv.weight", part)
-        for part, name in enumerate(("g_proj", "q_proj", "kv_a_proj_with_mqa"))
-    ),
-    Rule(_LING + "kv_a_layernorm.weight", "{i}.latent_norm"),
-    Rule(_LING + "kv_b_proj.weight", "{i}.latent_up"),
-    Rule(_LING + "dense.weight", "{i}.output.weight"),
-    *(
-        Rule(f"{_LING}{name}_proj.weight", "{i}.recurrent.input.weight", part)
-        for part, name in enumerate("qkvg")
-    ),
-    *(
-        Rule(f"{_LING}{name}_conv1d.weight", "{i}.recurrent.conv.weight", part, DepthwiseConv())
-        for part, name in enumerate("qkv")
-    ),
-    *(
-        Rule(f"{_LING}{name}_proj.weight", "{i}.recurrent.gates.weight", part)
-        for part, name in enumerate("bf")
-    ),
-    Rule(_LING + "A_log", "{i}.recurrent.log_a"),
-    Rule(_LING + "dt_bias", "{i}.recurrent.dt_bias"),
-    Rule(_LING + "o_norm.weight", "{i}.recurrent.norm"),
-    Rule(_LING + "dense.weight", "{i}.recurrent.output.weight"),
+    *_ling_attention(LAYER + "attention."),
+    *_ling_attention(LAYER + "self_attn."),  # in Hugging Face's memory, and so in adapters
 )

@@ -42,6 +42,7 @@ FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 _SLOW = (
     *("gpt_oss", "falcon", "deepseek_v2", "mimo_v2_flash", "gemma4_shared", "deepseek_v3_halves"),
     *("olmo_hybrid", "granitemoehybrid_dense", "jamba", "kimi_linear", "gemma3n"),
+    "bailing_hybrid",
 )
 MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4"),
@@ -70,6 +71,7 @@ _OTHER_NAMES = {
     "mamba2": ["in_proj"],  # here too
     "jamba": [*ALL[:4], "in_proj"],
     "kimi_linear": _LATENT,
+    "bailing_hybrid": [*_LATENT, "k_proj", "v_proj", "g_proj"],
     "nemotron_h": [*ALL[:4], "in_proj", "up_proj", "down_proj"],  # here too
     "lfm2": [*ALL[:3], "in_proj", "out_proj", "w1", "w2", "w3"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
