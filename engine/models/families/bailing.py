@@ -7,7 +7,7 @@ import dataclasses
 from engine.models.config_reader import ConfigReader
 from engine.models.families.deepseek import read_deepseek_v3_experts, read_latent_decoder
 from engine.models.families.family import Family
-from engine.models.families.shared import num_layers, set_aliases
+from engine.models.families.shared import num_layers, read_gate_limits, set_aliases
 from engine.models.recurrence import GatedDeltaSpec
 from engine.models.spec import DecoderSpec
 
@@ -35,8 +35,16 @@ def bailing_hybrid(reader: ConfigReader) -> DecoderSpec:
     recurrence, attending = _recurrence(reader)
     moe = read_deepseek_v3_experts(reader, groups=(8, 4), scale=2.5)
     spec = read_latent_decoder(reader, moe, first_dense=2, interleaved=True)
+    # In the published code; Hugging Face's knows no limits.
+    limits = read_gate_limits(reader, "expert_swiglu_limit_list", len(spec.layers))
+    shared = read_gate_limits(reader, "share_expert_swiglu_limit_list", len(spec.layers))
     layers = (
-        dataclasses.replace(layer, recurrent=i not in attending)
+        dataclasses.replace(
+            layer,
+            recurrent=i not in attending,
+            gate_limit=shared[i] if layer.experts else limits[i],
+            expert_gate_limit=limits[i],
+        )
         for i, layer in enumerate(spec.layers)
     )
     return dataclasses.replace(
@@ -93,7 +101,7 @@ FAMILIES: dict[str, Family] = {
         bailing_hybrid,
         "Ling 3.0 Flash",
         "as `kimi_linear`; bounded decays, latent attention with rope and gated heads, experts in "
-        "groups",
+        "groups, clamped SwiGLU where its config says so",
         has_remote_code=True,
     ),
 }

@@ -123,6 +123,18 @@ def num_layers(reader: ConfigReader, key: str = "num_hidden_layers") -> int:
     return reader.count(key, limit=_MAX_LAYERS)
 
 
+def read_gate_limits(reader: ConfigReader, key: str, count: int) -> list[float | None]:
+    """Return what clamps the SwiGLU of each of ``count`` layers; None: nothing, as for 0.
+
+    Raises ModelLoadError for what is no list of limits.
+    """
+    limits = reader.list_of_length(key, count) or [None] * count
+    for limit in limits:
+        if limit is not None and (type(limit) not in (int, float) or limit < 0):
+            raise reader.error(key, f"has {limit!r:.80}, which is not a limit")
+    return [limit or None for limit in limits]
+
+
 def read_activation(
     reader: ConfigReader, key: str, default: str = "silu", *, gated: bool = True
 ) -> Activation:

@@ -14,6 +14,7 @@ from engine.models.families.shared import (
     layer_types,
     num_layers,
     read_decoder,
+    read_gate_limits,
     set_aliases,
     with_checked_experts,
 )
@@ -137,21 +138,16 @@ def _layers(reader: ConfigReader, kinds: list[str], head_dim: int) -> tuple[Laye
             "num_attention_heads": expected
         }:
             raise reader.error("per_layer_config", f"of layer {i} is not supported")
-    limits, shared = (
-        reader.list_of_length(key, count) or [None] * count
-        for key in ("swiglu_limits", "swiglu_limits_shared")
-    )
-    for limit in (*limits, *shared):
-        if limit is not None and (type(limit) not in (int, float) or limit < 0):
-            raise reader.error("swiglu_limits", f"has {limit!r:.80}, which is not a limit")
+    limits = read_gate_limits(reader, "swiglu_limits", count)
+    shared = read_gate_limits(reader, "swiglu_limits_shared", count)
     return tuple(
         LayerSpec(
             window if kind == "sliding_attention" else None,
             local_rope=kind == "sliding_attention",
             experts=has_experts,
             heads=other if kind == "sliding_attention" and windowed_heads != num_heads else None,
-            gate_limit=shared[i] or None,
-            expert_gate_limit=limits[i] or None,
+            gate_limit=shared[i],
+            expert_gate_limit=limits[i],
         )
         for i, (kind, has_experts) in enumerate(zip(kinds, _sparse(reader), strict=True))
     )

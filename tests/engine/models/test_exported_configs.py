@@ -458,6 +458,17 @@ def test_kimi_linear_counts_its_published_layers_from_one():
     assert (spec.max_position_embeddings, spec.moe.top_k, spec.moe.scale) == (1024, 2, 2.446)
 
 
+def test_ling_clamps_where_its_published_config_says():
+    """Hugging Face's implementation does not know these keys."""
+    limits = {"expert_swiglu_limit_list": [0, 0, 7.0, 7], "share_expert_swiglu_limit_list": [0] * 4}
+    limits["share_expert_swiglu_limit_list"][3] = 5
+    spec = read_spec(
+        {"model_type": "bailing_hybrid", **_SIZES, **EXPORTED["bailing_hybrid"], **limits}
+    )
+    assert [layer.expert_gate_limit for layer in spec.layers] == [None, None, 7.0, 7]
+    assert [layer.gate_limit for layer in spec.layers] == [None, None, None, 5]
+
+
 def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
     spec = read_spec({"model_type": "qwen3_5_text", **_SIZES, **EXPORTED["qwen3_5_text"]})
     assert [layer.recurrent for layer in spec.layers] == [True, True, True, False]
@@ -526,6 +537,7 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("bailing_hybrid", {"kda_lower_bound": 1.0}, "'kda_lower_bound' is 1; logarithms"),
         ("bailing_hybrid", {"layer_group_size": 8}, "has no attention"),
         ("bailing_hybrid", {"num_expert_group": 4}, "'n_group' is 2; only 4"),
+        ("bailing_hybrid", {"expert_swiglu_limit_list": [0, -1, 0, 0]}, "-1, which is not a limit"),
         ("kimi_linear", {"mla_use_nope": False}, "'mla_use_nope' is False"),
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, "'scoring_func' is 'softmax'"),
         ("kimi_linear", {"num_hidden_layers": 5}, "'full_attn_layers' must be the 5 layers"),

@@ -43,6 +43,21 @@ def test_names_of_modules_as_tools_save_them(kind, tmp_path):
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
+def test_ling_as_published(tmp_path):
+    """Its delta rules have ``o_proj`` where Hugging Face saves ``dense``, as attention has."""
+
+    def renamed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        deltas = {name.removesuffix("b_proj.weight") for name in tensors if "b_proj" in name}
+        new = {f"{own}dense.weight": f"{own}o_proj.weight" for own in deltas}
+        found = {new.get(name, name): tensor for name, tensor in tensors.items()}
+        assert sum("attention.o_proj" in name for name in found) == 2
+        assert sum("attention.dense" in name for name in found) == 1
+        return found
+
+    expected = save_changed(tiny_models.build("bailing_hybrid"), tmp_path, renamed)
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+
+
 def _add_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Add what belongs to no parameter: old buffers, and calibrated scales of a KV cache."""
     found = dict(tensors)
