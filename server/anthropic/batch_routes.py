@@ -24,7 +24,7 @@ from server.anthropic.batch_results import results
 from server.anthropic.errors import PREFIX
 from server.anthropic.outputs import MessagesError, to_rfc3339
 from server.batches.handlers import MESSAGES
-from server.batches.lines import MAX_LINES
+from server.batches.lines import MAX_LINES, WINDOW, WINDOW_S
 from server.errors import ApiError, bad_field, shorten
 from server.http.public_address import public_address
 from server.openai.api_model import ApiModel
@@ -40,7 +40,6 @@ from server.store.files import StoredFile, new_file_id
 router = APIRouter()
 
 _PATH = f"{PREFIX}/batches"
-_WINDOW, _WINDOW_S = "24h", 24 * 3600
 _MAX_LIST = 1000
 _PURPOSE = "message_batch"  # of the input file, which is among the caller's files
 
@@ -121,9 +120,9 @@ async def create_message_batch(request: Request) -> Response:
         tenant=tenant,
         endpoint=MESSAGES,
         input_file_id=file.id,
-        completion_window=_WINDOW,
+        completion_window=WINDOW,
         created_at=now,
-        expires_at=now + _WINDOW_S,
+        expires_at=now + WINDOW_S,
         num_lines=len(body.requests),
     )
     await state.batches.create(batch)

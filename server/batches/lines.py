@@ -15,6 +15,7 @@ from server.errors import ApiError, shorten
 from server.openai.json_body import parse_json_body
 
 MAX_LINES = 50_000
+WINDOW, WINDOW_S = "24h", 24 * 3600  # in which a batch is answered
 MAX_ERRORS = 100  # reported per input
 _MAX_ID = 512
 _CHUNK_BYTES = 2**20  # per read, or a line if that is longer

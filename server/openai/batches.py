@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from server.access.caller import caller_of
 from server.batches.handlers import HANDLERS
-from server.batches.lines import BatchError
+from server.batches.lines import WINDOW, WINDOW_S, BatchError
 from server.errors import ApiError, bad_field, shorten
 from server.openai.api_model import ApiModel
 from server.openai.endpoint import json_response, read_request, state_of
@@ -26,7 +26,6 @@ from server.store.batches import StoredBatch
 
 router = APIRouter()
 
-_WINDOW, _WINDOW_S = "24h", 24 * 3600
 _MAX_LIST = 100
 
 
@@ -148,11 +147,11 @@ async def create_batch(request: Request) -> Response:
         tenant=caller.tenant,
         endpoint=body.endpoint,
         input_file_id=file.id,
-        completion_window=_WINDOW,
+        completion_window=WINDOW,
         metadata=None if metadata is None else msgspec.json.encode(metadata).decode(),
         output_life_s=None if life is None else life.seconds,
         created_at=now,
-        expires_at=now + _WINDOW_S,
+        expires_at=now + WINDOW_S,
     )
     await state.batches.create(batch)
     return json_response(_to_batch(batch), headers)

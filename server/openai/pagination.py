@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
+
+from fastapi import Query
 
 PageT = TypeVar("PageT")
+
+# Parameters of routes that list what is stored.
+Limit = Annotated[int, Query(ge=1, le=100, description="Entries of a page.")]
+After = Annotated[str | None, Query(description="The id of the entry before the page.")]
+Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
 
 
 class _HasId(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, NoReturn
+from typing import Literal, NoReturn
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from msgspec import Struct
 from starlette.responses import Response
 
@@ -21,17 +21,13 @@ from server.openai.chat_recorder import (
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.metadata import Metadata
 from server.openai.openapi_schema import Description, describe
-from server.openai.pagination import make_page
+from server.openai.pagination import After, Limit, Order, make_page
 from server.store.chats import ChatStore, StoredChat
 
 router = APIRouter()
 
 _PATH = "/v1/chat/completions"
 _LABEL = re.compile(r"metadata\[(.*)\]", re.DOTALL)
-
-Limit = Annotated[int, Query(ge=1, le=100, description="Entries of a page.")]
-After = Annotated[str | None, Query(description="The id of the entry before the page.")]
-Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
 
 
 class ChatUpdate(ApiModel):

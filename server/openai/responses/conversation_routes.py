@@ -20,14 +20,13 @@ from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.metadata import Metadata
 from server.openai.openapi_schema import describe
 from server.openai.outputs import to_json
-from server.openai.pagination import make_page
+from server.openai.pagination import After, Limit, Order, make_page
 from server.openai.responses.call import to_stored_items
 from server.openai.responses.context import conversation_not_found, resolve_items
 from server.openai.responses.input_items import InputItem, NewItem, read_items
 from server.openai.responses.item_fields import kind_of_item
 from server.openai.responses.items import Item, read_item
 from server.openai.responses.outputs import ItemList
-from server.openai.responses.routes import After, Limit, Order
 from server.openai.unread_fields import unread_fields
 from server.store.conversations import (
     ConversationStore,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response as HttpResponse
@@ -14,7 +14,7 @@ from server.http.disconnect import until_disconnect
 from server.openai.deadline import caller_with_deadline, until_deadline
 from server.openai.endpoint import json_response, read_request, serve_call, state_of
 from server.openai.openapi_schema import describe
-from server.openai.pagination import make_page
+from server.openai.pagination import After, Limit, Order, make_page
 from server.openai.responses.background import BackgroundResponses
 from server.openai.responses.call import (
     ResponseCall,
@@ -35,9 +35,6 @@ from server.store.responses import ResponseStore
 
 router = APIRouter()
 
-Limit = Annotated[int, Query(ge=1, le=100, description="Items in a page.")]
-After = Annotated[str | None, Query(description="The id of the item before the page.")]
-Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
 StreamFlag = Annotated[bool, Query(description="Send the events instead of the response.")]
 StartingAfter = Annotated[
     int | None, Query(ge=0, lt=2**31, description="The number of the last event that is known.")
