@@ -183,6 +183,8 @@ def one_token_request(
     return msgspec.structs.replace(
         leader,
         id=f"{leader.id}.{suffix}",
+        follows=bool(token_ids),
+        is_followed=True,
         resumed_token_ids=tuple(token_ids),
         sampling=SamplingParams(
             temperature=0.0, max_tokens=len(token_ids) + 1, ignore_eos=True, logprobs=num_top

@@ -79,7 +79,9 @@ class EngineLoop:
                 command = self._poll()
             if core.has_work and not core.idle_s:
                 self._watchdog.arm()
-                self._emit(core.step())
+                output = core.step()
+                self._sleep_controller.follow_ups.end(output)
+                self._emit(output)
             if self._sleep_controller.is_pending:
                 self._watchdog.disarm()
                 for held in self._sleep_controller.advance():
@@ -89,10 +91,15 @@ class EngineLoop:
         """The next command, if there is one. Blocks only if there is nothing else to do."""
         core = self._core
         if not core.has_work:
-            return self._poll() if self._sleep_controller.is_pending else self._wait_idle()
+            if not self._sleep_controller.is_pending:
+                return self._wait_idle()
+            idle_s = self._sleep_controller.patience_s
+            return self._wait(idle_s) if idle_s else self._poll()
         idle_s = core.idle_s
-        if not idle_s:
-            return self._poll()
+        return self._wait(idle_s) if idle_s else self._poll()
+
+    def _wait(self, idle_s: float) -> Command | None:
+        """The next command, if one comes in time."""
         self._watchdog.disarm()
         try:
             return self.inbox.get(timeout=idle_s)
@@ -147,8 +154,9 @@ class EngineLoop:
 
     def _add(self, requests: Sequence[Request]) -> None:
         refused: dict[str, Failure] = {}
-        asleep = self._sleep_controller.refusal
+        self._sleep_controller.follow_ups.begin(requests)
         for request in requests:
+            asleep = self._sleep_controller.refusal(request)
             if asleep is not None:
                 refused[request.id] = asleep
                 continue

@@ -29,6 +29,8 @@ def fan_out(
     weight: float = 1.0,
     deadline_s: float | None = None,
     background: bool = False,
+    follows: bool = False,
+    is_followed: bool = False,
 ) -> list[Request]:
     """Make the requests for ``sampling.n`` continuations of one prompt, the leader first.
 
@@ -55,6 +57,8 @@ def fan_out(
             background=background,
             arrival_s=arrival_s,
             deadline_s=deadline_s,
+            follows=follows,
+            is_followed=is_followed,
         )
         for index in range(sampling.n)
     ]

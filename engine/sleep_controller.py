@@ -5,7 +5,9 @@
 
 Sleep and Reload first wait for the current requests, and end those that are still running when the
 timeout expires. Requests that arrive while the engine falls asleep or sleeps are refused, as it is
-unknown how long that will last. Requests that arrive during a reload wait for the new weights.
+unknown how long that will last; but while it falls asleep, those that carry on what has begun are
+not, and are awaited (``follow_ups.py``). Requests that arrive during a reload wait for the new
+weights.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from engine.errors import (
     RequestError,
     SleepRefused,
 )
+from engine.follow_ups import FollowUps
 from engine.frames import (
     Abort,
     Activity,
@@ -35,6 +38,7 @@ from engine.frames import (
     Sleep,
     Submit,
 )
+from engine.types import Request
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class SleepController:
         self._activity: Activity = "serving"
         self._pending_call: ControlCall | None = None  # to be carried out when nothing runs
         self._deadline_s = 0.0  # time.monotonic() at which running requests are ended
+        self.follow_ups = FollowUps()
         self._deferred: list[DeferredCommand] = []  # commands received since
 
     @property
@@ -71,9 +76,15 @@ class SleepController:
         return self._pending_call is not None
 
     @property
-    def refusal(self) -> Failure | None:
-        """The error to refuse requests with; None: they are accepted."""
-        if self._activity == "falling_asleep":
+    def patience_s(self) -> float:
+        """How long an idle engine may wait for the next request before it falls asleep."""
+        if self._pending_call is None or not isinstance(self._pending_call.request, Sleep):
+            return 0.0
+        return max(0.0, min(self.follow_ups.remaining_s, self._deadline_s - time.monotonic()))
+
+    def refusal(self, request: Request) -> Failure | None:
+        """The error to refuse a request with; None: it is accepted."""
+        if self._activity == "falling_asleep" and not request.follows:
             return Failure.of(EngineAsleep("The server is being put to sleep; it must be woken."))
         if self._activity == "asleep":
             return Failure.of(EngineAsleep("The server is asleep; it must be woken first."))
@@ -122,6 +133,8 @@ class SleepController:
                 self._core.fail_all(
                     Failure.of(EngineAsleep("The request was ended: the server is being changed."))
                 )
+            return []
+        if self.patience_s:
             return []
         asked, self._pending_call = self._pending_call, None
         failure = self._execute(asked.request)

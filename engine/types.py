@@ -204,6 +204,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrival_s: float = 0.0  # time.monotonic() on arrival at the server
     deadline_s: float | None = None  # time.monotonic() after which the request is abandoned
     report_progress: bool = False  # report the progress of the prompt until the first token
+    # Of several in sequence that answer one question (``engine/follow_ups.py``).
+    follows: bool = False  # it is not the first
+    is_followed: bool = False  # it need not be the last
 
     @property
     def media(self) -> tuple[Media, ...]:

@@ -188,8 +188,8 @@ class ReplicaClient:
     def _candidates(self) -> list[int]:
         """The engines to choose from. Raises EngineDead if none is alive.
 
-        Those that serve; otherwise those that hold requests during a reload; otherwise all that are
-        alive, which will say why they refuse.
+        Those that serve; otherwise those that hold requests during a reload, or still take what has
+        begun; otherwise all that are alive, which will say why they refuse.
         """
         alive = [index for index, replica in enumerate(self._replicas) if replica.alive]
         if not alive:
@@ -199,6 +199,7 @@ class ReplicaClient:
             self._with_activity("serving", responding),
             self._with_activity("serving", alive),
             self._with_activity("reloading", alive),
+            self._with_activity("falling_asleep", alive),
         ):
             if found:
                 return found

@@ -60,6 +60,8 @@ class Generation:
         beams: use beam search instead of sampling, with width ``n``; the choices of a prompt arrive
             whole, the likeliest first.
         count_param: the request's field that ``n`` comes from.
+        follows, is_followed: of several in sequence that answer one request, whether it is not the
+            first, and whether it need not be the last.
 
     Entering raises ApiError (429 beyond the caller's limits, 503 when the queue is full, 400 when
     it could never hold the sequences), and EngineDead.
@@ -80,6 +82,8 @@ class Generation:
         report_progress: bool = False,
         beams: BeamParams | None = None,
         count_param: str = "n",
+        follows: bool = False,
+        is_followed: bool = False,
     ) -> None:
         self._state = state
         self._model = model
@@ -93,6 +97,7 @@ class Generation:
         self._shown_special_ids = shown_special_ids
         self._report_progress = report_progress
         self._beams = beams
+        self._follows, self._is_followed = follows, is_followed
         self._count_param = count_param if jobs[0].sampling.n > 1 else "prompt"
         self._cached_tokens = 0
         self._num_drafted = self._num_accepted = 0  # draft tokens, of the choices that have ended
@@ -235,6 +240,8 @@ class Generation:
                 weight=self._caller.weight,
                 background=self._caller.background,
                 deadline_s=self._caller.deadline_s,
+                follows=self._follows,
+                is_followed=self._is_followed,
             )
             if self._report_progress:
                 sequences[0] = msgspec.structs.replace(sequences[0], report_progress=True)

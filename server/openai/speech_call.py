@@ -272,10 +272,13 @@ class SpeechCall:
         id_, waits_until = f"{self._id}-{self._num_generations}", time.monotonic() + _MAX_WAIT_S
         while True:
             given = self._state, self._model, id_, [job]
+            is_first = self._num_generations == 1
+            generation = Generation(
+                *given, caller=self._caller, follows=not is_first, is_followed=True
+            )
             try:
-                return stack.enter_context(Generation(*given, caller=self._caller))
+                return stack.enter_context(generation)
             except ApiError as error:
-                is_first = self._num_generations == 1
                 is_full = error.code == "server_is_overloaded"
                 if not is_full or is_first or time.monotonic() > waits_until:
                     raise

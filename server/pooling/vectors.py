@@ -56,7 +56,8 @@ async def compute_vectors(
         for first in range(0, len(prompts), size):
             wave = prompts[first : first + size]
             wave_id = id if len(prompts) <= size else f"{id}.{first}"
-            with _PoolingGeneration(state, caller, model, body, wave_id, wave) as pooling:
+            place = first > 0, first + size < len(prompts)
+            with _PoolingGeneration(state, caller, model, body, wave_id, wave, place) as pooling:
                 vectors += await pooling.vectors()
         # The weights may be replaced between two batches, and vectors of both are not comparable.
         if len(prompts) <= size or state.engine.info.generation == generation:
@@ -74,7 +75,10 @@ def to_base64(vector: bytes) -> str:
 
 
 class _PoolingGeneration(Generation):
-    """Sequences that end without output tokens, each with a vector."""
+    """Sequences that end without output tokens, each with a vector.
+
+    ``place`` is whether others precede it, and follow it, in the same request.
+    """
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class _PoolingGeneration(Generation):
         body: PoolingRequest,
         id: str,
         prompts: Sequence[PooledPrompt],
+        place: tuple[bool, bool],
     ) -> None:
         super().__init__(
             state,
@@ -93,6 +98,8 @@ class _PoolingGeneration(Generation):
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             caller=caller,
+            follows=place[0],
+            is_followed=place[1],
         )
         self._params = [prompt.params for prompt in prompts]
         self._vectors: list[bytes | None] = [None] * len(prompts)

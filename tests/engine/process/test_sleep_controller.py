@@ -154,3 +154,33 @@ async def test_all_clients_are_told_and_an_engine_that_comes_after(tmp_path: Pat
             assert text == fakes.expected_output(request, MAX_LEN)
         assert shared.supervisor.num_restarts == 1
         assert (second.info.model, second.info.generation) == (NEW, 1)
+
+
+async def test_what_has_begun_goes_on_while_the_engine_falls_asleep(start) -> None:  # noqa: F811
+    """A beam search and its like: one request after the other, with nothing running between."""
+    client = await start(step_s=0.01)
+
+    def part(number: int, **place: bool) -> Request:
+        return msgspec.structs.replace(one(f"part{number}"), **place)
+
+    running = client.submit([part(0, is_followed=True)])
+    await until(lambda: client.stats.num_running > 0)
+    falling = asyncio.create_task(client.sleep(1, 30.0))
+    await until(lambda: client.activity == "falling_asleep")
+    await collect(running[0])
+    for number in range(1, 4):
+        assert client.activity == "falling_asleep"
+        await check(client, [part(number, follows=True, is_followed=number < 3)])
+    await falling
+    with pytest.raises(EngineAsleep, match="asleep"):
+        await check(client, [part(4, follows=True)])
+
+
+async def test_what_is_not_followed_up_keeps_no_engine_awake(start) -> None:  # noqa: F811
+    client = await start(step_s=0.01)
+    abandoned = msgspec.structs.replace(one("first"), is_followed=True)
+    await check(client, [abandoned])
+    await client.sleep(1, 30.0)
+    await client.wake()
+    await check(client, [abandoned])
+    await client.sleep(1, 0.0)  # without patience
