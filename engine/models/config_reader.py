@@ -235,6 +235,11 @@ class ConfigReader:
         """Mark a key as read that does not affect inference in this family, whatever its value."""
         self._unread.discard(key)
 
+    def drop(self, key: str) -> None:
+        """Treat a key as absent, which has another meaning in this family than in others."""
+        self._unread.discard(key)
+        self._config.pop(key, None)
+
     def refuse(self, key: str, why: str) -> None:
         """Require that the key is absent, null, false or empty."""
         if self._take(key, None):

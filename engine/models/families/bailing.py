@@ -32,6 +32,7 @@ def bailing_hybrid(reader: ConfigReader) -> DecoderSpec:
     reader.refuse("q_lora_rank", "is set, which is not supported")
     reader.refuse("attention_bias", "is true, which is not supported")
     reader.ignore("mtp_loss_scaling_factor")
+    reader.drop("partial_rotary_factor")  # a share of ``head_dim``: all ``qk_rope_head_dim`` turn
     recurrence, attending = _recurrence(reader)
     moe = read_deepseek_v3_experts(reader, groups=(8, 4), scale=2.5)
     spec = read_latent_decoder(reader, moe, first_dense=2, interleaved=True)

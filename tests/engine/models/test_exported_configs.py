@@ -458,15 +458,19 @@ def test_kimi_linear_counts_its_published_layers_from_one():
     assert (spec.max_position_embeddings, spec.moe.top_k, spec.moe.scale) == (1024, 2, 2.446)
 
 
-def test_ling_clamps_where_its_published_config_says():
-    """Hugging Face's implementation does not know these keys."""
-    limits = {"expert_swiglu_limit_list": [0, 0, 7.0, 7], "share_expert_swiglu_limit_list": [0] * 4}
-    limits["share_expert_swiglu_limit_list"][3] = 5
-    spec = read_spec(
-        {"model_type": "bailing_hybrid", **_SIZES, **EXPORTED["bailing_hybrid"], **limits}
-    )
+def test_ling_is_read_as_its_published_config_says():
+    """Hugging Face's implementation knows neither the limits nor what else is only there."""
+    config = {"model_type": "bailing_hybrid", **_SIZES, **EXPORTED["bailing_hybrid"]}
+    published = {
+        **{"expert_swiglu_limit_list": [0, 0, 7.0, 7], "q_lora_rank": None, "rotary_dim": 4},
+        **{"share_expert_swiglu_limit_list": [0, 0, 0, 5], "partial_rotary_factor": 0.5},
+        **{"group_norm_size": 4, "num_kv_heads_for_linear_attn": 4, "no_kda_lora": True},
+        **{"gated_attention_proj_granularity_type": "head_wise", "use_qkv_bias": False},
+    }
+    plain, spec = read_spec(config), read_spec(config | published)
     assert [layer.expert_gate_limit for layer in spec.layers] == [None, None, 7.0, 7]
     assert [layer.gate_limit for layer in spec.layers] == [None, None, None, 5]
+    assert (spec.rope, spec.latent) == (plain.rope, plain.latent)
 
 
 def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
