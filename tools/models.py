@@ -164,7 +164,7 @@ def models_page() -> str:
     """The whole page."""
     families = "\n".join(
         f"| `{name}` | {family.models} | {family.differences or 'nothing'} |"
-        for name, family in sorted(FAMILIES.items())
+        for name, family in sorted(FAMILIES.items(), key=lambda item: item[0].lower())
     )
     readers = ENCODERS | EMBEDDING_GEMMAS | BIDIRECTIONAL
     encoders = "\n".join(

@@ -20,7 +20,9 @@ from engine.models.rules import Rule
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 # Of the layers, also within a model that sees or hears.
-_LAYERS = r"(?:(?:language_model\.|thinker\.)?model|model\.language_model|backbone)\.layers\.\d+\."
+_LAYERS = (
+    r"(?:(?:language_model\.|thinker\.)?(?:model|backbone)|model\.language_model)\.layers\.\d+\."
+)
 # Buffers in older checkpoints, which are computed here.
 _COMPUTED = re.compile(
     rf"{_LAYERS}self_attn\.rotary_emb\.inv_freq"
@@ -129,6 +131,11 @@ _HEARING = (
 _THINKING = ("audio_tower.", "visual.")
 _SPEAKING = ("thinker.audio_tower.", "thinker.visual.", "talker.", "token2wav.", "code2wav.")
 _IDEFICS3 = ("model.vision_model.", "model.connector.")
+# As NVIDIA publishes them, and as Hugging Face's own code names them.
+_NEMOTRON_OMNI = (
+    *("vision_model.", "mlp1.", "sound_encoder.", "sound_projection.", "language_model.mtp."),
+    *("multi_modal_projector.", "audio_tower.", "embed_audio.", "vision_final_layernorm.", "mtp."),
+)
 # Checkpoint parts that are not served: vision parts, and multi-token prediction layers that are not
 # named as ``num_draft_layers`` additional layers of the model.
 _UNREAD = {
@@ -158,6 +165,10 @@ _UNREAD = {
     "mistral3": _PROJECTED,
     "paddleocr_vl": ("visual.", "mlp_AR."),
     "nemotron_h": ("mtp.",),
+    **dict.fromkeys(
+        ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "nemotron_h_omni"),
+        _NEMOTRON_OMNI,
+    ),
     "qwen2_audio": _HEARING,
     "qwen3_asr": _HEARING,
     "qwen3_5": (*_VISUAL, "mtp."),
