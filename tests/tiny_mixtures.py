@@ -100,6 +100,7 @@ MIXTURES: Kinds = {
             **{"n_group": 3, "topk_group": 2},
         },
     ),
+    "axk2": ("AXK2Config", {**_SPARSE, "gated_norm_rank": 5, "n_group": 3, "topk_group": 2}),
     "deepseek_v32": (
         "DeepseekV32Config",
         {

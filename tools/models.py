@@ -131,8 +131,8 @@ compared with Hugging Face's in the same way.
   These matrices keep the model's dtype under `--quantization`; a checkpoint that has them
   quantised (`kv_b_proj`) is expanded at load, because an absorbed matrix is multiplied along its
   outputs.
-- **Sparse attention** (DeepSeek-V3.2, GLM-5): a query attends to the 2,048 positions that an
-  indexer selects ([kernels.md](kernels.md#attention-to-selected-positions)). The
+- **Sparse attention** (DeepSeek-V3.2, GLM-5, A.X K2): a query attends to the 2,048 positions that
+  an indexer selects ([kernels.md](kernels.md#attention-to-selected-positions)). The
   indexer computes in the model's dtype, as Hugging Face's does. DeepSeek's own code rounds its
   queries and keys to fp8, after a rotation that changes no product; near ties may be decided
   differently there. DeepSeek-V3.2's checkpoints have a program that writes prompts instead of a

@@ -184,11 +184,15 @@ class LatentAttention:
         if weights.query_up is not None:
             assert weights.query_norm is not None
             normed = do.rms_norm(made_from, weights.query_norm, spec.eps)
-            made_from = project(weights.query_up, normed, step.adapters, self._query_name)
+            read_from = torch.cat((normed, made_from), dim=-1) if spec.gates_output else normed
+            made_from = project(weights.query_up, read_from, step.adapters, self._query_name)
             if self._indexer is not None:
                 assert read is not None
                 where = (step.attention, rotation, cache, step.slot_mapping)
                 self._indexer(read, normed, *where)
+        gate: torch.Tensor | None = None
+        if spec.gates_output:
+            made_from, gate = _split_gates(made_from, self._num_heads * spec.query_dim)
         heads = made_from.unflatten(-1, (self._num_heads, spec.query_dim))
         query = weights.key_up(heads, keep=spec.rope_dim)  # [n, heads, rank + rope_dim]
         changes = () if step.adapters is None else tuple(self._absorbed_deltas(step.adapters))
@@ -204,7 +208,8 @@ class LatentAttention:
         values = weights.value_up(attended)  # [n, heads, value_dim]
         for tokens, down, _, value_up in changes:
             values[tokens] += torch.einsum("nhr,rhv->nhv", attended[tokens] @ down.T, value_up)
-        return values.flatten(1)
+        values = values.flatten(1)
+        return values if gate is None else do.apply_gate(values, gate, "sigmoid")
 
     def _absorbed_deltas(self, adapters: Adapters) -> Iterator[_AbsorbedDelta]:
         """Yield the adapters' deltas to K and V, for the tokens that have them.
@@ -231,12 +236,22 @@ def query_factors(
 
 
 def query_row_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
-    """Return the order of the query rows, [num_heads * query_dim]."""
+    """Return the order of the query rows, [num_heads * query_outputs]: any gates come last; None:
+    as loaded."""
     order = rotary_order(spec)
-    if order is None:
+    if order is None and not latent.gates_output:
         return None
-    heads = torch.arange(spec.num_heads * latent.query_dim).view(spec.num_heads, -1)
-    return _ordered(heads, latent, order).flatten()
+    heads = torch.arange(spec.num_heads * latent.query_outputs).view(spec.num_heads, -1)
+    queries, gates = heads[:, : latent.query_dim], heads[:, latent.query_dim :]
+    if order is not None:
+        queries = _ordered(queries, latent, order)
+    return torch.cat((queries.flatten(), gates.flatten()))
+
+
+def _split_gates(made: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a copy of each token's first ``size`` numbers, and the rest (strided)."""
+    queries, gates = made[:, :size], made[:, size:]
+    return queries.new_empty(queries.shape).copy_(queries), gates
 
 
 def _ordered(heads: torch.Tensor, latent: LatentSpec, order: torch.Tensor) -> torch.Tensor:

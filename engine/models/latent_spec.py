@@ -27,11 +27,24 @@ class LatentSpec:
     value_dim: int  # of a head's value
     eps: float = 1e-6  # of the norms of latents
     indexer: IndexerSpec | None = None  # None: queries attend to all positions
+    # The queries' latent makes gates of attention's output, too, and is read before its norm as
+    # well as after it (A.X K2).
+    gates_output: bool = False
 
     @property
     def query_dim(self) -> int:
         """Width of a head's query."""
         return self.nope_dim + self.rope_dim
+
+    @property
+    def query_inputs(self) -> int | None:
+        """Width of what makes queries from their latent; None: there is none."""
+        return self.query_rank and self.query_rank * (2 if self.gates_output else 1)
+
+    @property
+    def query_outputs(self) -> int:
+        """Width of what is made of it for a head: its query, and any gates."""
+        return self.query_dim + (self.value_dim if self.gates_output else 0)
 
     def qkv_sizes(self, num_heads: int) -> tuple[int, int]:
         """Widths of a token's first projection: the queries' input, and the latent with the

@@ -166,6 +166,27 @@ DEEPSEEK_SPARSE = (
     Rule(_INDEXER + "k_norm.bias", "{i}.index.key_norm.bias"),
     Rule(_INDEXER + "weights_proj.weight", "{i}.index.weights"),
 )
+
+
+def _gated_norm(name: str, parameter: str) -> tuple[Rule, ...]:
+    """A norm whose output a low-rank MLP gates, as published and as transformers names it."""
+    prefix, gate = f"{LAYER}{name}.", f"{{i}}.{parameter}.gate_"
+    return (
+        Rule(f"{prefix}norm.weight", f"{{i}}.{parameter}"),
+        Rule(f"{prefix}W_down.weight", f"{gate}down.weight"),
+        Rule(f"{prefix}W_up.weight", f"{gate}up.weight"),
+        Rule(f"{prefix}mlp.fc1.weight", f"{gate}down.weight"),
+        Rule(f"{prefix}mlp.fc2.weight", f"{gate}up.weight"),
+    )
+
+
+# Without experts, the norm before the MLP has no gate.
+AXK2 = (
+    *(rule for rule in DEEPSEEK_SPARSE if rule.parameter != "{i}.attention_norm"),
+    *_gated_norm("input_layernorm", "attention_norm"),
+    *_gated_norm("post_attention_layernorm", "mlp_norm"),
+    Rule(LAYER + "self_attn.q_gate_proj.weight", "{i}.query_up.weight"),
+)
 _LLAMA4_MLP = LAYER + "feed_forward."
 LLAMA4 = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),

@@ -33,7 +33,7 @@ from engine.models.linear import (
     permute_outputs,
 )
 from engine.models.loader import Weights, load_matrix
-from engine.models.norms import NormWeights
+from engine.models.norms import NormGate, NormWeights
 from engine.models.per_layer_weights import (
     PerLayerEmbeddingWeights,
     PerLayerInputWeights,
@@ -221,7 +221,13 @@ def make_layer(
         )
 
     def norm(name: str) -> NormWeights | None:
-        return _norm(spec, weights, f"{i}.{name}")
+        found, gate = _norm(spec, weights, f"{i}.{name}"), f"{i}.{name}.gate_"
+        if found is None or f"{gate}down.weight" not in weights:
+            return found
+        down, up = (
+            method.make_unquantized(weights[f"{gate}{way}.weight"]) for way in ("down", "up")
+        )
+        return found._replace(gate=NormGate(down, up))
 
     layer, attention_norm = spec.layers[i - spec.first_layer], norm("attention_norm")
     recurrence: RecurrentWeights | None = None

@@ -21,6 +21,7 @@ from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, JAMBA, M
 from engine.models.mixture_names import (
     AFMOE,
     AXK1,
+    AXK2,
     DBRX,
     DEEPSEEK_PLAIN,
     DEEPSEEK_RANKED,
@@ -256,6 +257,7 @@ _TABLES = {
     "apertus": _APERTUS,
     "arcee": _UNGATED,
     "axk1": AXK1,
+    "axk2": AXK2,
     "bailing_hybrid": LING3,
     "bamba": BAMBA,
     "bloom": BLOOM,

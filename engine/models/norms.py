@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from engine.models.linear import Linear
 from engine.models.peers import Peers
 from engine.models.spec import NormSpec
 from kernels.operations import Operations
@@ -17,16 +18,30 @@ LayerNormOperation = Callable[
 ]
 
 
+class NormGate(NamedTuple):
+    """What makes the gates of a norm's output."""
+
+    down: Linear  # from the norm's output, to few dimensions
+    up: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size in memory."""
+        return self.down.num_bytes + self.up.num_bytes
+
+
 class NormWeights(NamedTuple):
     """The loaded weights of a norm."""
 
     weight: torch.Tensor  # [dim]
     bias: torch.Tensor | None = None
+    gate: NormGate | None = None  # of its output
 
     @property
     def num_bytes(self) -> int:
         """Their size in memory."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        parts = (self.bias.nbytes if self.bias is not None else 0, self.weight.nbytes)
+        return sum(parts) + (0 if self.gate is None else self.gate.num_bytes)
 
 
 class Norm(Protocol):
@@ -69,7 +84,7 @@ class LayerNorm:
     def __init__(
         self, weights: NormWeights, eps: float, norm: LayerNormOperation = layer_norm
     ) -> None:
-        self._weight, self._bias = weights
+        self._weight, self._bias = weights.weight, weights.bias
         self._eps = eps
         self._norm = norm
 
@@ -81,6 +96,27 @@ class LayerNorm:
         """See ``Norm``."""
         residual += x
         return self(residual)
+
+
+class GatedNorm:
+    """``y * sigmoid(up(silu(down(y))))``, y being the norm of x (A.X K2)."""
+
+    __slots__ = ("_gate", "_norm", "_operations")
+
+    def __init__(self, norm: Norm, gate: NormGate, operations: Operations) -> None:
+        self._norm, self._gate, self._operations = norm, gate, operations
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Norm``."""
+        return self._gated(self._norm(x))
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See ``Norm``."""
+        return self._gated(self._norm.add_norm(x, residual))
+
+    def _gated(self, normed: torch.Tensor) -> torch.Tensor:
+        inner = self._operations.activate(self._gate.down(normed), "silu")
+        return self._operations.apply_gate(normed, self._gate.up(inner), "sigmoid")
 
 
 class IdentityNorm:
@@ -125,6 +161,9 @@ class ShardedRmsNorm:
 
 def bind_norm(spec: NormSpec, weights: NormWeights, operations: Operations) -> Norm:
     """Make the norm that ``spec`` describes, computed by ``operations`` where they have it."""
-    if spec.kind == "rms":
-        return RmsNorm(weights.weight, spec.eps, operations)
-    return LayerNorm(weights, spec.eps, operations.layer_norm)
+    norm: Norm = (
+        RmsNorm(weights.weight, spec.eps, operations)
+        if spec.kind == "rms"
+        else LayerNorm(weights, spec.eps, operations.layer_norm)
+    )
+    return norm if weights.gate is None else GatedNorm(norm, weights.gate, operations)

@@ -161,6 +161,8 @@ class DecoderSpec:
     per_layer_vocab_size: int = 0  # their number of tokens
     per_layer_pad_id: int = 0  # used for image tokens
     altup: AltUpSpec | None = None  # None: there is one residual stream
+    # Rank of the gates of input norms, except of those before MLPs without experts; 0: no gates.
+    norm_gate_rank: int = 0
     layer_scales: bool = False  # a learned factor of the residual stream after each layer
     temperature: TemperatureSpec | None = None
     # Each query head's factor of a key's distance from the query, added to scores (ALiBi).

@@ -305,9 +305,9 @@ def _latent(spec: DecoderSpec, latent: LatentSpec) -> dict[str, Parameter]:
         "latent_up": Parameter((up,), (latent.rank,)),
     }
     if latent.query_rank is not None:
-        queries = spec.num_heads * latent.query_dim
+        queries = spec.num_heads * latent.query_outputs
         found["query_norm"] = Parameter((latent.query_rank,), is_norm=True)
-        found["query_up.weight"] = Parameter((queries,), (latent.query_rank,))
+        found["query_up.weight"] = Parameter((queries,), (latent.query_inputs or 0,))
     return found
 
 
@@ -400,6 +400,12 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
         found |= _norm(spec, "attention_after", spec.hidden_size)
     if layer.mlp and (spec.has_output_norms(layer) or layer.mlp_output_norm):
         found |= _norm(spec, "mlp_after", spec.hidden_size)
+    if spec.norm_gate_rank:
+        gated = ("attention_norm", "mlp_norm") if layer.experts else ("attention_norm",)
+        for name in gated:
+            sizes = spec.norm_gate_rank, spec.hidden_size
+            found[f"{name}.gate_down.weight"] = Parameter(sizes[:1], sizes[1:])
+            found[f"{name}.gate_up.weight"] = Parameter(sizes[1:], sizes[:1])
     if spec.qk_layer_norm:
         for name, heads in (("query_norm", spec.num_heads), ("key_norm", spec.num_kv_heads)):
             parts = (1,) * heads if spec.separate_head_norms else (heads,)

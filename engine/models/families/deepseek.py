@@ -79,6 +79,28 @@ def deepseek_v32(reader: ConfigReader) -> DecoderSpec:
     return _sparse(reader, groups=(8, 4), interleaved=False, max_positions=163_840)
 
 
+def axk2(reader: ConfigReader) -> DecoderSpec:
+    """A.X K2: DeepSeek-V3.2's layers with gated norms and gated attention.
+
+    Hugging Face's code scores experts outside a token's groups 0, which is here below all others:
+    the same, if ``num_experts_per_tok`` experts within have positive scores with their corrections.
+    """
+    reader.set_defaults({"index_n_heads": 16, "first_k_dense_replace": 1, "q_lora_rank": 384})
+    reader.set_defaults({"kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32})
+    reader.set_defaults({"v_head_dim": 64})
+    rank = reader.count("gated_norm_rank", 16)
+    spec = _sparse(reader, groups=(1, 1), interleaved=False, max_positions=131_072)
+    assert spec.latent is not None
+    return dataclasses.replace(
+        spec,
+        latent=dataclasses.replace(spec.latent, gates_output=True),
+        norm_gate_rank=rank,
+        naming="",
+        num_draft_layers=0,
+        num_unread_layers=spec.num_draft_layers,
+    )
+
+
 def glm_moe_dsa(reader: ConfigReader) -> DecoderSpec:
     """GLM-5: DeepSeek-V3.2's layers without groups of experts; some share a selection."""
     reader.require("indexer_rope_interleave", True)
@@ -364,6 +386,9 @@ read_latent_decoder = _deepseek  # for models with other layers, too
 
 FAMILIES: dict[str, Family] = {
     "axk1": Family(axk1, "A.X K1", "as `deepseek_v3`; norms after experts", has_remote_code=True),
+    "axk2": Family(
+        axk2, "A.X K2", "as `deepseek_v32`; gated norms and attention", has_remote_code=True
+    ),
     "deepseek_v2": Family(
         deepseek_v2,
         "DeepSeek-V2, V2-Lite",

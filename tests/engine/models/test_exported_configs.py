@@ -43,6 +43,10 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"topk_method": "none", "moe_layer_freq": 1, "first_k_dense_replace": 1},
         "auto_map": {"AutoModelForCausalLM": "modeling_axk1.AXK1ForCausalLM"},
     },
+    "axk2": {
+        **{**_INDEXED, "n_group": None, "topk_group": None, "gated_norm_rank": 4, "head_dim": 4},
+        **{"qk_head_dim": 12, "auto_map": None},
+    },
     "deepseek_v32": {**_INDEXED, "head_dim": None, "auto_map": None},
     "glm_moe_dsa": {
         **{**_INDEXED, "head_dim": 4, "qk_head_dim": 12, "rope_theta": None, "auto_map": None},

@@ -55,6 +55,7 @@ SHARED = {
     "deepseek_v3": {"q_lora_rank": 64},
     "deepseek_v32": {"q_lora_rank": 64, "index_head_dim": 32},
     "glm_moe_dsa": {"q_lora_rank": 64, "index_head_dim": 32},
+    "axk2": {"q_lora_rank": 64, "index_head_dim": 32, "gated_norm_rank": 32},
     "phimoe": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
 }
 
@@ -166,6 +167,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("deepseek_v3", "int8"),
         ("deepseek_v32", None),  # positions that are selected, in each layer
         ("glm_moe_dsa", "int8"),  # and in an earlier one
+        ("axk2", None),  # and gates of norms and attention
         ("qwen3_5_text", None),  # a state beside the cache, and gated attention outputs
         ("qwen3_5_text", "int8"),
         ("qwen3_next", None),  # and experts
@@ -187,7 +189,7 @@ def texts(told: dict[str, list]) -> dict[str, list]:
     ],
 )
 def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
-    is_latent = "deepseek" in kind or kind == "glm_moe_dsa"
+    is_latent = "deepseek" in kind or kind in ("glm_moe_dsa", "axk2")
     shape = {**(LATENT if is_latent else SHAPE), **SHARED.get(kind, {})}
     directory = model(kind, **shape)
     # The number of passes in a step depends on the clock, and with it the composition of batches:
