@@ -101,6 +101,16 @@ MIXTURES: Kinds = {
         },
     ),
     "axk2": ("AXK2Config", {**_SPARSE, "gated_norm_rank": 5, "n_group": 3, "topk_group": 2}),
+    "longcat_flash": (
+        "LongcatFlashConfig",
+        {
+            **{"num_layers": 2, "q_lora_rank": 20, "kv_lora_rank": 16, "num_key_value_heads": 6},
+            **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": 12},
+            **{"ffn_hidden_size": 80, "n_routed_experts": 6, "moe_topk": 3, "zero_expert_num": 4},
+            **{"expert_ffn_hidden_size": 24, "routed_scaling_factor": 1.5, "pad_token_id": 0},
+            **dict.fromkeys(("num_hidden_layers", "intermediate_size"), ABSENT),
+        },
+    ),
     "deepseek_v32": (
         "DeepseekV32Config",
         {

@@ -46,7 +46,7 @@ FAMILIES = [
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
     *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo", "mimo_v2_flash", "apertus"),
     *("falcon_mamba", "jamba", "flex_olmo", "kimi_linear", "cohere2_moe", "step3p7"),
-    *("bailing_hybrid", "gemma3n", "axk1", "bloom", "axk2"),
+    *("bailing_hybrid", "gemma3n", "axk1", "bloom", "axk2", "longcat_flash"),
 ]
 
 

@@ -76,6 +76,13 @@ values as wide as keys, of which it uses 128 of 192 numbers. Laguna's and Step's
 have more query heads than the others, and as many KV heads; `quire quantize` does not support them
 either, nor DBRX, whose files have all experts of a layer in one tensor.
 
+## Models with experts aside
+
+A layer of LongCat-Flash's checkpoints is two layers here: both halves attend, and its experts read
+what the first half's MLP reads, but are added after the second. Experts that return what they read
+cost nothing. `quire quantize` is refused, as it is for A.X K2, whose norms have gates; on a CPU the
+decode steps of LongCat-Flash are not recorded as programs, so each costs some more Python.
+
 ## Models with several residual streams
 
 A layer of Gemma 3n reads one of four residual streams and corrects all of them
@@ -140,7 +147,8 @@ compared with Hugging Face's in the same way.
   ([tools.md](tools.md#deepseek-v32)).
 - **Draft heads:** the multi-token-prediction layer of DeepSeek-V3, GLM-4.5 and later, Qwen3-Next
   and Qwen3.5 (`--speculation mtp`), EAGLE and EAGLE-3 heads for any decoder (`--speculation
-  eagle`); see [speculation.md](speculation.md). Those of Step and Ling 3 are not read.
+  eagle`); see [speculation.md](speculation.md). Those of Step,
+  Ling 3 and LongCat-Flash are not read.
 - **Windows and chunks:** where every layer has a window, blocks behind it are freed as a text
   grows. Attention within chunks (Llama 4) works with every attention backend.
 - **Mixtures of experts:** all experts of a layer are one grouped product on a GPU and one native

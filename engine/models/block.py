@@ -16,6 +16,7 @@ from engine.models.attention import Attention
 from engine.models.experts import Experts, ExpertsAlongside, bind_mlp
 from engine.models.layer_state import HybridMemory, LayerMemory
 from engine.models.linear import Linear
+from engine.models.mlp import bind_activation
 from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import IdentityNorm, Norm, NormWeights, bind_norm
 from engine.models.peers import Peers
@@ -137,6 +138,12 @@ class Block:
             self._experts_alongside = ExpertsAlongside(
                 spec, layer.experts_alongside, operations, index, peers
             )
+        self._experts_aside: Experts | None = None
+        if layer.experts_aside is not None and spec.moe is not None:
+            activate = bind_activation(spec, operations)
+            self._experts_aside = Experts(
+                spec.moe, layer.experts_aside, activate, operations, index
+            )
         self._per_layer_input: PerLayerInput | None = None
         if layer.per_layer_input is not None:
             self._per_layer_input = PerLayerInput(spec, layer.per_layer_input, operations)
@@ -155,6 +162,7 @@ class Block:
         self._peers = peers
         # The layer's form for steps of few tokens, if it has one.
         has_few = peers is None and self._hybrid is None
+        has_few &= not any(each.experts_aside for each in spec.layers)
         self.small_batch = (
             SmallBatchLayer.build(spec, layer, self._mixer, operations) if has_few else None
         )
@@ -186,9 +194,17 @@ class Block:
         )
         return self._finish(out, self._post_mlp_norm)
 
+    def mix_aside(self, read: torch.Tensor, adapters: Adapters | None) -> torch.Tensor | None:
+        """Return what is added after the next layer, made of what its MLP reads: [n, hidden_size]
+        -> the same; None: there is nothing."""
+        aside = self._experts_aside
+        return None if aside is None else self._sum(aside(read, adapters))
+
     @property
     def moe(self) -> Experts | None:
         """Its mixture of experts, if it has one."""
+        if self._experts_aside is not None:
+            return self._experts_aside
         if self._experts_alongside is not None:
             return self._experts_alongside.experts
         return self._feed_forward if isinstance(self._feed_forward, Experts) else None
@@ -285,6 +301,7 @@ class LayerStack:
         adapters, images = state.adapters, state.images
         # A sum and the norm after it are one operation: each layer ends with the next one's norm.
         normed = self._first_norm(x)
+        held: torch.Tensor | None = None  # of the layer before, added after this one
         for i, ((block, next_norm), cache) in enumerate(zip(self._blocks, caches, strict=True)):
             if taps is not None:
                 taps.capture(i, x)
@@ -292,12 +309,17 @@ class LayerStack:
             if block is self._last and wanted is not None:
                 adapters = state.output_adapters
                 x, attended = _select(wanted, x, attended)
+                if held is not None:
+                    (held,) = _select(wanted, held)
                 if block.small_batch is not None and block.small_batch.supports(x, state):
                     block.small_batch.finish(x, attended)
                     return next_norm(x)
             out = block.output(attended, adapters)
             if block.has_mlp:
-                out = block.mlp(block.mlp_norm.add_norm(out, x), adapters, x)
+                read, added = block.mlp_norm.add_norm(out, x), held
+                held = block.mix_aside(read, adapters)
+                out = block.mlp(read, adapters, x)
+                out = out if added is None else out.add_(added)
             if images is not None and i < len(images.deepstack):
                 x += out
                 x.index_add_(0, images.token_indices, images.deepstack[i])

@@ -10,7 +10,8 @@ import torch
 
 from engine.models.linear import Linear, LinearMethod, Weight
 from engine.models.loader import load_matrix
-from engine.models.spec import MoeSpec
+from engine.models.norms import NormWeights
+from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.moe import ExpertTensors, RouterWeights
 
 
@@ -59,6 +60,22 @@ class ExpertWeights:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
             mlp.num_bytes for mlp in mlps if mlp is not None
         )
+
+
+class ExpertsAlongsideWeights(NamedTuple):
+    """A mixture of experts beside a layer's MLP, and the norms of both."""
+
+    post_mlp_norm: NormWeights
+    experts_norm: NormWeights
+    experts: ExpertWeights
+    post_experts_norm: NormWeights
+    router_norm: torch.Tensor  # [hidden_size]
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size in memory."""
+        parts = (self.post_mlp_norm, self.experts_norm, self.experts, self.post_experts_norm)
+        return sum(part.num_bytes for part in parts) + self.router_norm.nbytes
 
 
 def make_experts(
@@ -119,6 +136,25 @@ def make_experts(
         shared_gate=weights.get(f"{i}.shared.gate"),
         scale=weights.get(f"{i}.experts.scale"),
         latent=latent,
+    )
+
+
+def make_experts_alongside(
+    spec: DecoderSpec,
+    weights: Mapping[str, torch.Tensor],
+    method: LinearMethod,
+    i: int,
+    *,
+    stacked: bool,
+) -> ExpertsAlongsideWeights:
+    """Make the experts beside the MLP of layer ``i``, and the norms of both."""
+    assert spec.moe is not None
+    return ExpertsAlongsideWeights(
+        post_mlp_norm=NormWeights(weights[f"{i}.mlp_own_after"]),
+        experts_norm=NormWeights(weights[f"{i}.experts_norm"]),
+        experts=make_experts(spec.moe, weights, method, i, stacked=stacked),
+        post_experts_norm=NormWeights(weights[f"{i}.experts_after"]),
+        router_norm=weights[f"{i}.router.norm"] * spec.hidden_size**-0.5,
     )
 
 

@@ -9,9 +9,13 @@ import torch
 from torch.nn import functional
 
 from engine.models.adapters import Adapters
-from engine.models.expert_weights import ExpertWeights, LatentProjections, MlpWeights
+from engine.models.expert_weights import (
+    ExpertsAlongsideWeights,
+    ExpertWeights,
+    LatentProjections,
+    MlpWeights,
+)
 from engine.models.mlp import Activate, Mlp, bind_activation
-from engine.models.modules import ExpertsAlongsideWeights
 from engine.models.norms import bind_norm
 from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec, MoeSpec
@@ -88,6 +92,8 @@ class Experts:
         if weights.shared is not None:
             self._shared = Mlp(weights.shared, activate_shared or activate)
         self._shared_scale = spec.shared_scale
+        self._identity_scale = spec.identity_scale if spec.num_identity_experts else None
+        self._num_experts = spec.num_experts
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._local_experts, self._num_local_experts = (
             spec.local_expert_range,
@@ -123,6 +129,11 @@ class Experts:
         ids, shares = self._route(x if routed is None else routed, *self._router, self._rule)
         if self._scales is not None:
             shares = shares.mul_(functional.embedding(ids, self._scales).squeeze(-1))
+        passed: torch.Tensor | None = None
+        if self._identity_scale is not None:
+            is_identity = ids >= self._num_experts
+            passed = (shares * is_identity).sum(dim=1, keepdim=True).mul_(self._identity_scale)
+            ids = ids.clamp(max=self._num_experts)  # masked
         if self._local_experts is not None:  # renumbered as held here; others are masked
             ids = ids - self._local_experts[0]
             ids = ids.masked_fill_(
@@ -133,7 +144,8 @@ class Experts:
             shared = _apply_mlp(self._shared, self._shared_names, x, adapters)
             if self._shared_scale != 1.0:
                 shared = shared.mul_(self._shared_scale)
-        return self._forward_experts(x, ids, shares, shared)
+        out = self._forward_experts(x, ids, shares, shared)
+        return out if passed is None else out.add_((x * passed).to(out.dtype))
 
 
 class ExpertsAlongside:
@@ -217,7 +229,8 @@ def _stacked(
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
     assert weights.stacked is not None
-    how = activate, spec.apply_router_weight_on_input, spec.local_expert_range is not None
+    some_elsewhere = spec.local_expert_range is not None or spec.num_identity_experts > 0
+    how = activate, spec.apply_router_weight_on_input, some_elsewhere
     out = operations.fused_moe(x, weights.stacked, ids, shares, *how)
     return _add_shared(out, shared, weights.shared_gate, x, operations)
 

@@ -101,7 +101,7 @@ def make_latent(
         order = query_row_order(spec, latent)
         query_up = method.make(weight if order is None else permute_outputs(weight, order), None)
     return LatentWeights(
-        norm=weights[f"{i}.latent_norm"],
+        norm=weights[f"{i}.latent_norm"].mul_(latent.scale),
         query_norm=weights.get(f"{i}.query_norm"),
         query_up=query_up,
         key_up=method.make_per_head(key_up.transpose(1, 2)),

@@ -26,6 +26,7 @@ class LatentSpec:
     rope_dim: int  # of the rotated part; all heads share a key's
     value_dim: int  # of a head's value
     eps: float = 1e-6  # of the norms of latents
+    scale: float = 1.0  # factor of the normed latent for keys and values
     indexer: IndexerSpec | None = None  # None: queries attend to all positions
     # The queries' latent makes gates of attention's output, too, and is read before its norm as
     # well as after it (A.X K2).

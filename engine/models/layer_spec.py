@@ -47,9 +47,11 @@ class LayerSpec:
     expert_gate_limit: float | None = None  # the same, of its experts
     activation_sparsity: float = 0.0  # share of its MLP's gates that is zeroed, as estimated
     mlp: bool = True  # False: it ends with its mixer
+    # A mixture of experts reads what its MLP reads; the result is added after the next layer.
+    experts_aside: bool = False
     mlp_output_norm: bool = False  # its MLP's output is normed, whatever the placement
     # The checkpoint's numbers of its mixer and its MLP, if they are separate layers there
-    # (Nemotron-H); None: the layer's own number.
+    # (Nemotron-H), or of the layer and this half of it (LongCat-Flash); None: the layer's own.
     checkpoint_layers: tuple[int, int] | None = None
 
     @property

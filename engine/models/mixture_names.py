@@ -187,6 +187,26 @@ AXK2 = (
     *_gated_norm("post_attention_layernorm", "mlp_norm"),
     Rule(LAYER + "self_attn.q_gate_proj.weight", "{i}.query_up.weight"),
 )
+# A layer has two of everything but experts.
+_LONGCAT_HALVES = {
+    "self_attn.": "self_attn.{m}.",
+    "input_layernorm.": "input_layernorm.{m}.",
+    "post_attention_layernorm.": "post_attention_layernorm.{m}.",
+    **{f"mlp.{name}_proj.": f"mlps.{{m}}.{name}_proj." for name in ("gate", "up", "down")},
+    "mlp.gate.weight": "mlp.router.classifier.weight",
+    "mlp.gate.e_score": "mlp.router.e_score",
+}
+
+
+def _in_half(rule: Rule) -> Rule:
+    own = rule.pattern.removeprefix(LAYER)
+    for name, placed in _LONGCAT_HALVES.items():
+        if own.startswith(name):
+            return rule._replace(pattern=LAYER + placed + own.removeprefix(name))
+    return rule
+
+
+LONGCAT_FLASH = tuple(map(_in_half, DEEPSEEK_RANKED))
 _LLAMA4_MLP = LAYER + "feed_forward."
 LLAMA4 = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),

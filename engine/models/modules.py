@@ -21,7 +21,13 @@ from engine.models.altup_weights import (
     make_altup_layer,
 )
 from engine.models.cross_attention import CrossAttentionWeights, make_cross_attention
-from engine.models.expert_weights import ExpertWeights, MlpWeights, make_experts
+from engine.models.expert_weights import (
+    ExpertsAlongsideWeights,
+    ExpertWeights,
+    MlpWeights,
+    make_experts,
+    make_experts_alongside,
+)
 from engine.models.latent import LatentWeights, latent_qkv_row_order, make_latent
 from engine.models.linear import (
     BiasedHead,
@@ -44,22 +50,6 @@ from engine.models.recurrent import RecurrentWeights, make_recurrent
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec
 from kernels.attention import LayerAttention
-
-
-class ExpertsAlongsideWeights(NamedTuple):
-    """A mixture of experts beside a layer's MLP, and the norms of both."""
-
-    post_mlp_norm: NormWeights
-    experts_norm: NormWeights
-    experts: ExpertWeights
-    post_experts_norm: NormWeights
-    router_norm: torch.Tensor  # [hidden_size]
-
-    @property
-    def num_bytes(self) -> int:
-        """Their size in memory."""
-        parts = (self.post_mlp_norm, self.experts_norm, self.experts, self.post_experts_norm)
-        return sum(part.num_bytes for part in parts) + self.router_norm.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +90,7 @@ class Layer:
     post_mlp_norm: NormWeights | None
     scale: float = 1.0  # of the residual stream after the layer
     experts_alongside: ExpertsAlongsideWeights | None = None  # experts beside ``mlp``
+    experts_aside: ExpertWeights | None = None  # whose result is added after the next layer
     per_layer_input: PerLayerInputWeights | None = None  # for its per-layer embedding
     recurrence: RecurrentWeights | None = None  # of a hybrid layer, whose ``mixer`` is attention
     altup: AltUpLayerWeights | None = None  # for several residual streams
@@ -253,8 +244,11 @@ def make_layer(
         post_mlp_norm=norm("mlp_after"),
         scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
         per_layer_input=make_per_layer_input(weights, method, i),
-        experts_alongside=_make_experts_alongside(spec, weights, method, i, stacked=stacked)
+        experts_alongside=make_experts_alongside(spec, weights, method, i, stacked=stacked)
         if is_beside
+        else None,
+        experts_aside=make_experts(spec.moe, weights, method, i, stacked=stacked)
+        if layer.experts_aside and spec.moe
         else None,
         recurrence=recurrence,
         altup=make_altup_layer(weights, method, i),
@@ -307,24 +301,6 @@ def _xielu(weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor | None:
     rising, falling, slope, edge = stored.unbind()
     falling = slope + functional.softplus(falling)
     return torch.stack((functional.softplus(rising), falling, slope, edge))
-
-
-def _make_experts_alongside(
-    spec: DecoderSpec,
-    weights: Mapping[str, torch.Tensor],
-    method: LinearMethod,
-    i: int,
-    *,
-    stacked: bool,
-) -> ExpertsAlongsideWeights:
-    assert spec.moe is not None
-    return ExpertsAlongsideWeights(
-        post_mlp_norm=NormWeights(weights[f"{i}.mlp_own_after"]),
-        experts_norm=NormWeights(weights[f"{i}.experts_norm"]),
-        experts=make_experts(spec.moe, weights, method, i, stacked=stacked),
-        post_experts_norm=NormWeights(weights[f"{i}.experts_after"]),
-        router_norm=weights[f"{i}.router.norm"] * spec.hidden_size**-0.5,
-    )
 
 
 def _query_key_value(
@@ -442,7 +418,7 @@ def layer_bytes(layer: Layer) -> int:
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
     parts = (
         *(layer.mlp, layer.experts_alongside, layer.per_layer_input, layer.recurrence),
-        *(layer.cross_attention, layer.altup),
+        *(layer.cross_attention, layer.altup, layer.experts_aside),
     )
     num_bytes += sum(part.num_bytes for part in parts if part is not None)
     return num_bytes + layer.mixer.num_bytes

@@ -11,9 +11,10 @@ class Rule(NamedTuple):
     """Checkpoint tensors whose names match ``pattern`` fill a part of a parameter.
 
     ``{i}`` is the layer's number, in the pattern and in the parameter. ``{m}`` is the number of its
-    MLP, in checkpoints that count it as a layer. ``{e}`` is an expert's number; an expert's parts
-    come ``parts_per_expert`` after the previous one's. ``{h}`` is a head's number, and its part's.
-    Rules for the same part are alternative names, of which a checkpoint has one.
+    MLP, in checkpoints that count it as a layer, or of a half of the checkpoint's layer. ``{e}`` is
+    an expert's number; an expert's parts come ``parts_per_expert`` after the previous one's.
+    ``{h}`` is a head's number, and its part's. Rules for the same part are alternative names, of
+    which a checkpoint has one.
     """
 
     pattern: str

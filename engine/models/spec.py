@@ -71,6 +71,10 @@ class MoeSpec:
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    # Experts after the others that return what they read, at no cost, and their weights' factor:
+    # results of several ranks are summed.
+    num_identity_experts: int = 0
+    identity_scale: float = 1.0
     has_correction_bias: bool = False  # a bias is added to scores for the choice only
     router_in_float32: bool = False  # always computed in float32
     biased: bool = False  # router and experts have biases
@@ -88,8 +92,13 @@ class MoeSpec:
     shared_width_key: str = "shared_expert_intermediate_size"
 
     @property
+    def num_choices(self) -> int:
+        """Number of experts that tokens choose among."""
+        return self.num_experts + self.num_identity_experts
+
+    @property
     def num_local_experts(self) -> int:
-        """Number of experts on this rank; tokens choose among ``num_experts``."""
+        """Number of experts on this rank, without those that return what they read."""
         return (
             self.num_experts
             if self.local_expert_range is None

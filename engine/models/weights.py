@@ -40,6 +40,7 @@ _CACHE_SCALES = re.compile(
 
 # What files have for layers that do not use it.
 _LEFT_OVER = {"axk1": re.compile(rf"{_LAYERS}post_mlp_layernorm\.weight")}
+_EXPERT = re.compile(rf"{_LAYERS}mlp\.experts\.(\d{{1,5}})\.\w+_proj\.weight")
 _LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d{1,5})\.")
 _KEYS_AND_VALUES = re.compile(
     r"model\.(?:language_model\.)?layers\.(\d{1,5})\.self_attn\.(?:[kv]_proj|[kv]_norm)\."
@@ -67,6 +68,8 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         is_dense = layer_spec.mlp and (not layer_spec.experts or _has_mlp_and_experts(spec))
         mlp = _mlp(own) if is_dense else {}
         if layer_spec.experts and spec.moe:
+            mlp |= _experts(spec, spec.moe)
+        if layer_spec.experts_aside and spec.moe:
             mlp |= _experts(spec, spec.moe)
         mixer = {} if layer_spec.recurrent else _attention(own)
         if spec.latent is not None and not layer_spec.shares_selection:
@@ -154,6 +157,7 @@ _UNREAD = {
     "kimi_k25": ("vision_tower.", "mm_projector."),
     **dict.fromkeys(("lfm2_vl", "lfm3_vl"), _PROJECTED),
     "lighton_ocr": ("model.vision_encoder.", "model.vision_projection."),
+    "longcat_flash": ("model.mtp.",),
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
     **dict.fromkeys(
@@ -205,7 +209,7 @@ def is_skippable(spec: DecoderSpec, name: str) -> bool:
         return True
     is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)
     is_unread = is_computed is not None or _is_draft_layer(spec, name) or _is_shared_kv(spec, name)
-    return tied_copy or is_unread
+    return tied_copy or is_unread or _is_identity_expert(spec, name)
 
 
 def has_qwen_mtp(spec: DecoderSpec) -> bool:
@@ -230,6 +234,14 @@ def _is_shared_kv(spec: DecoderSpec, name: str) -> bool:
     if found is None or int(found[1]) >= spec.num_layers:
         return False
     return spec.layers[int(found[1])].kv_sharing_layer is not None
+
+
+def _is_identity_expert(spec: DecoderSpec, name: str) -> bool:
+    """Return whether it belongs to an expert that returns what it reads: transformers saves it."""
+    if spec.moe is None or not spec.moe.num_identity_experts:
+        return False
+    found = _EXPERT.fullmatch(name)
+    return found is not None and spec.moe.num_experts <= int(found[1]) < spec.moe.num_choices
 
 
 def _is_draft_layer(spec: DecoderSpec, name: str) -> bool:
@@ -350,7 +362,7 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     gate_up = tuple(inner if held else 0 for held in is_held for _ in entry)
     down = tuple(read if held else 0 for held in is_held)
     found = {
-        "router": Parameter((moe.num_experts,), (hidden,), is_float32=moe.router_in_float32),
+        "router": Parameter((moe.num_choices,), (hidden,), is_float32=moe.router_in_float32),
         "experts.gate_up": Parameter(gate_up, (read,)),
         "experts.down": Parameter(down, (inner,)),
     }
@@ -358,10 +370,10 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
         found["latent.enter.weight"] = Parameter((read,), (hidden,))
         found["latent.leave.weight"] = Parameter((hidden,), (read,))
     if moe.biased:
-        found["router.bias"] = Parameter((moe.num_experts,))
+        found["router.bias"] = Parameter((moe.num_choices,))
         found |= {"experts.gate_up.bias": Parameter(gate_up), "experts.down.bias": Parameter(down)}
     if moe.has_correction_bias:
-        found["router.correction"] = Parameter((moe.num_experts,), is_float32=True)
+        found["router.correction"] = Parameter((moe.num_choices,), is_float32=True)
     if shared:
         found["shared.gate_up.weight"] = Parameter((shared,) * len(entry), (hidden,))
         found["shared.down.weight"] = Parameter((hidden,), (shared,))

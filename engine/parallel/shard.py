@@ -195,6 +195,7 @@ def num_elements(cuts: Mapping[str, ParameterSlice]) -> int:
 
 def _shard_experts(moe: MoeSpec, shard: Shard) -> MoeSpec:
     shared = moe.shared_intermediate_size // shard.size
+    moe = replace(moe, identity_scale=moe.identity_scale / shard.size)
     if shard.expert_parallel:
         held = shard.bounds(moe.num_experts)
         return replace(moe, local_expert_range=held, shared_intermediate_size=shared)

@@ -36,7 +36,8 @@ def _stage_problems(config: EngineConfig, spec: DecoderSpec, stages: int) -> Ite
     if most < stages:
         yield (
             f"the model's {spec.num_layers} layers make {_format_stages(most)} at most: each has "
-            "keys and values of its own, and those that share them or a selection lie together"
+            "keys and values of its own, and those that share them, a selection or experts lie "
+            "together"
         )
 
 

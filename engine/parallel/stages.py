@@ -71,8 +71,10 @@ class _StageBoundaries:
         for number in reversed(range(spec.num_layers)):
             reads = layers[number].kv_sharing_layer
             lowest = lowest if reads is None else min(lowest, reads)
-            # A selection is not sent from stage to stage.
-            self.can_begin[number] = lowest >= number and not layers[number].shares_selection
+            # Neither a selection nor what experts made aside is sent from stage to stage.
+            needs_previous = layers[number].shares_selection
+            needs_previous |= number > 0 and layers[number - 1].experts_aside
+            self.can_begin[number] = lowest >= number and not needs_previous
 
     def can_be_stage(self, begin: int, end: int) -> bool:
         """Return whether layers [begin, end) may be a stage, given that ``end`` is allowed."""

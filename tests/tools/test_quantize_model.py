@@ -305,6 +305,10 @@ def test_models_that_are_no_source_are_refused(tmp_path: Path) -> None:
     dbrx = tiny_models.save("dbrx", tmp_path / "dbrx")
     with pytest.raises(QuantizeError, match="dbrx models store a layer's experts in one tensor"):
         quantise(Job(dbrx, tmp_path / "other", recipe()), windows())
+    for kind in ("axk2", "longcat_flash"):
+        directory = tiny_models.save(kind, tmp_path / kind)
+        with pytest.raises(QuantizeError, match=f"norms of {kind} models are read by gates or"):
+            quantise(Job(directory, tmp_path / "other", recipe()), windows())
     olmo = tiny_models.save("olmo", tmp_path / "olmo")
     with pytest.raises(QuantizeError, match="norms of olmo models have no weights"):
         quantise(Job(olmo, tmp_path / "other", recipe()), windows())

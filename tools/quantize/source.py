@@ -74,6 +74,12 @@ class Source:
                 f"{path}: norms of {self.spec.architecture} models have no weights, which rounding "
                 "needs; quire serve --quantization rounds them as they load"
             )
+        if self.spec.norm_gate_rank or any(layer.experts_aside for layer in self.spec.layers):
+            raise QuantizeError(
+                f"{path}: norms of {self.spec.architecture} models are read by gates or by experts "
+                "aside, which rounding would have to scale, too; quire serve --quantization rounds "
+                "them as they load"
+            )
         self.headers = read_headers(directory)
         tables = tables_of(self.spec)
         moe = self.spec.moe

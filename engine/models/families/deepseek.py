@@ -278,6 +278,7 @@ def _deepseek(
     rope_extra_keys: tuple[str, ...] = (),
     rotates_query: bool = False,
     tied: bool = False,
+    theta: float = 10_000.0,
 ) -> DecoderSpec:
     """``rotates_query``: the config has the rotated fraction of a query, not only its width."""
     ignore_router_training(reader)
@@ -296,7 +297,7 @@ def _deepseek(
         raise reader.error("attention_bias", "is true, without 'q_lora_rank'")
     rope = read_rope(
         reader,
-        theta=10_000.0,
+        theta=theta,
         trained=reader.count("max_position_embeddings", max_positions),
         head_dim=latent.query_dim if rotates_query else latent.rope_dim,
         partial=latent.rope_dim / latent.query_dim if rotates_query else 1.0,

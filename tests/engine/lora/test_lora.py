@@ -42,7 +42,7 @@ FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 _SLOW = (
     *("gpt_oss", "falcon", "deepseek_v2", "mimo_v2_flash", "gemma4_shared", "deepseek_v3_halves"),
     *("olmo_hybrid", "granitemoehybrid_dense", "jamba", "kimi_linear", "gemma3n", "axk2"),
-    "bailing_hybrid",
+    *("bailing_hybrid", "longcat_flash"),
 )
 MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4"),
@@ -64,6 +64,7 @@ _OTHER_NAMES = {
     "deepseek_v2": _LATENT_RANKED,
     "deepseek_v3": _LATENT_RANKED,
     "deepseek_v3_halves": _LATENT,
+    "longcat_flash": _LATENT_RANKED,
     "axk2": ["q_a_proj", "q_gate_proj", *_LATENT[1:]],
     "qwen3_next": [*ALL[:4], "in_proj_qkvz", "out_proj"],
     "olmo_hybrid": [*ALL, "g_proj"],

@@ -47,6 +47,14 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{**_INDEXED, "n_group": None, "topk_group": None, "gated_norm_rank": 4, "head_dim": 4},
         **{"qk_head_dim": 12, "auto_map": None},
     },
+    "longcat_flash": {
+        **{"num_layers": 2, "attention_method": "MLA", "zero_expert_type": "identity"},
+        **{"zero_expert_num": 4, "n_routed_experts": 8, "moe_topk": 2, "ffn_hidden_size": 64},
+        **{"expert_ffn_hidden_size": 16, "mla_scale_q_lora": True, "mla_scale_kv_lora": True},
+        **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
+        **{"v_head_dim": 8, "routed_scaling_factor": 6.0, "router_bias": False, "head_dim": None},
+        **{"norm_topk_prob": False, "attention_bias": False, "attention_dropout": 0.0},
+    },
     "deepseek_v32": {**_INDEXED, "head_dim": None, "auto_map": None},
     "glm_moe_dsa": {
         **{**_INDEXED, "head_dim": 4, "qk_head_dim": 12, "rope_theta": None, "auto_map": None},

@@ -116,7 +116,7 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     [
         *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"),
         *("ernie4_5_moe", "granitemoeshared", "minimax_m2", "nemotron_h_moe", "nemotron_h_latent"),
-        *("cohere2_moe", "kolibri1", "step3p7"),
+        *("cohere2_moe", "kolibri1", "step3p7", "longcat_flash"),
     ],
 )
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
@@ -131,7 +131,10 @@ def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
 @pytest.mark.skipif(not linear.is_available(), reason="no panels here")
 @pytest.mark.parametrize(
     "kind",
-    ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4", "nemotron_h_moe"],
+    [
+        *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"),
+        *("nemotron_h_moe", "longcat_flash"),
+    ],
 )
 def test_experts_in_one_call_are_as_near_as_one_by_one(checkpoints, monkeypatch, kind):
     """In bfloat16, whose rounding sends some tokens to other experts either way."""
@@ -279,6 +282,12 @@ MUTANTS = {
     "experts by softmax": ("deepseek_v3", _moe_with(scoring="softmax")),
     "sums of experts normalised": ("deepseek_v3_halves", _moe_with(normalised=True)),
     "experts not normed": ("axk1", _each_layer(mlp_output_norm=False)),
+    "latents not scaled": (
+        "longcat_flash",
+        lambda spec: _spec_with(latent=dataclasses.replace(spec.latent, scale=1.0))(spec),
+    ),
+    "queries not scaled": ("longcat_flash", _spec_with(attention_scale=18**-0.5)),
+    "nothing returned as it is": ("longcat_flash", _moe_with(identity_scale=0.0)),
     "all positions": ("deepseek_v32", _indexer_with(top_k=NUM_TOKENS)),
     "a position fewer": ("deepseek_v32", _indexer_with(top_k=11)),
     "index rope by pairs": ("deepseek_v32", _indexer_with(interleaved=True)),
@@ -394,6 +403,10 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("axk2", "input_layernorm.norm.weight"),
         ("axk2", "input_layernorm.W_down.weight"),
         ("axk2", "post_attention_layernorm.W_up.weight"),
+        ("longcat_flash", "mlp.router.e_score_correction_bias"),
+        ("longcat_flash", "mlp.experts.5.down_proj.weight"),
+        ("longcat_flash", "mlps.1.up_proj.weight"),
+        ("longcat_flash", "post_attention_layernorm.0.weight"),
         ("deepseek_v32", "indexer.k_norm.weight"),
         ("deepseek_v32", "indexer.k_norm.bias"),
         ("deepseek_v32", "indexer.weights_proj.weight"),

@@ -219,7 +219,12 @@ def test_layers_that_share_keys_lie_together(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "most"),
-    [("gemma4_shared", "2 stages"), ("granitemoehybrid", "1 stage"), ("glm_moe_dsa", "2 stages")],
+    [
+        ("gemma4_shared", "2 stages"),
+        ("granitemoehybrid", "1 stage"),
+        ("glm_moe_dsa", "2 stages"),
+        ("longcat_flash", "2 stages"),
+    ],
 )
 def test_more_stages_than_that_are_refused(tmp_path, kind, most):
     directory = tiny_models.save(kind, tmp_path)
@@ -228,5 +233,5 @@ def test_more_stages_than_that_are_refused(tmp_path, kind, most):
     layers = read_config(str(directory)).spec.num_layers
     assert str(caught.value) == (
         f"pipeline_parallel_size 3: the model's {layers} layers make {most} at most: each has keys "
-        "and values of its own, and those that share them or a selection lie together"
+        "and values of its own, and those that share them, a selection or experts lie together"
     )

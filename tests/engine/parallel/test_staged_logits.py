@@ -18,8 +18,11 @@ from tests.engine.parallel.test_shared_logits import (
 )
 from tests.engine.quantization.test_formats import _write
 
-# A layer that shares a selection would be in its indexer's stage.
-IN_THREE_STAGES = {"glm_moe_dsa": {"indexer_types": ["full"] * 3}}
+# A layer that shares a selection would be in its indexer's stage, and halves of a layer in one.
+IN_THREE_STAGES = {
+    "glm_moe_dsa": {"indexer_types": ["full"] * 3},
+    "longcat_flash": {"num_layers": 3},
+}
 
 
 def staged_logits(directory, stages, size=1, **changes) -> torch.Tensor:
