@@ -24,6 +24,8 @@ ToolCallParser = Literal[
     "deepseek_v32",
     "kimi_k2",
     "glm45",
+    "longcat_pairs",
+    "longcat",
     "minimax_m2",
     "seed_oss",
     "cohere",
@@ -40,7 +42,17 @@ ToolCallParser = Literal[
     "llama3",
 ]
 ReasoningParser = Literal[
-    "auto", "none", "harmony", "think", "mistral", "seed", "cohere", "gemma4", "exaone", "granite"
+    "auto",
+    "none",
+    "harmony",
+    "think",
+    "mistral",
+    "seed",
+    "cohere",
+    "gemma4",
+    "exaone",
+    "longcat",
+    "granite",
 ]
 
 # Llama's templates refuse a history with two calls in one message, with this error.

@@ -20,6 +20,10 @@ _TAGS = {  # the delimiters of an argument, by format
     "xml": ("<parameter={}>\n", "\n</parameter>"),
     "invoke": ('<parameter name="{}">', "</parameter>"),
     "pairs": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>"),
+    "longcat_pairs": (
+        "<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>",
+        "</longcat_arg_value>",
+    ),
 }
 
 

@@ -11,6 +11,8 @@ deepseek_v31  section( call(f sep {...}) )
 deepseek_v32  section( <｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">1... )
 granite       <|tool_call|>[{"name": "f", "arguments": {...}}]
 glm45         <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>
+longcat_pairs the same, with tags that begin with longcat_
+longcat       <longcat_tool_call>\n{"name": "f", "arguments": {...}}\n</longcat_tool_call>
 kimi_k2       section( call(functions.f:0 argument {...}) )
 qwen3_xml     <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
 seed_oss      the same, between <seed:tool_call> and </seed:tool_call>
@@ -46,7 +48,6 @@ _KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 _ACTION_BEGIN, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 _GEMMA_QUOTE = '<|"|>'
-_PAIR_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,9 @@ class Dialect:
     separator: str = ""
     suffix: str = ""
     # The format of arguments.
-    arguments: Literal["json", "python", "xml", "invoke", "dsml", "pairs", "braces"] = "json"
+    arguments: Literal[
+        "json", "python", "xml", "invoke", "dsml", "pairs", "longcat_pairs", "braces"
+    ] = "json"
     quote: str = ""  # before and after strings in braces
     token: str = ""  # a part of all tags, where that is a special token; "": the markers are
     is_numbered: bool = False  # the ":0" in the head is the call's number
@@ -161,12 +164,33 @@ DIALECTS = (
         name="glm45",
         template_markers=("<arg_key>", "<arg_value>"),
         opener="<tool_call>",
-        closers=("</tool_call>", *_PAIR_MARKS),
-        read=xml_calls.read_pairs,
+        closers=("</tool_call>", *xml_calls.GLM.marks),
+        read=xml_calls.GLM.read,
         call_prefix="<tool_call>{}\n",
         call_suffix="</tool_call>",
         separator="\n",
         arguments="pairs",
+    ),
+    Dialect(
+        name="longcat_pairs",
+        template_markers=("<longcat_arg_key>", "<longcat_arg_value>"),
+        opener="<longcat_tool_call>",
+        closers=("</longcat_tool_call>", *xml_calls.LONGCAT.marks),
+        read=xml_calls.LONGCAT.read,
+        call_prefix="<longcat_tool_call>{}\n",
+        call_suffix="</longcat_tool_call>",
+        separator="\n",
+        arguments="longcat_pairs",
+    ),
+    Dialect(
+        name="longcat",
+        template_markers=("<longcat_tool_call>",),
+        opener="<longcat_tool_call>",
+        closers=("</longcat_tool_call>",),
+        read=json_calls.read_calls,
+        call_prefix="<longcat_tool_call>\n" + _JSON_ARGUMENTS,
+        call_suffix="}\n</longcat_tool_call>",
+        separator="\n",
     ),
     Dialect(
         name="deepseek_v32",

@@ -40,6 +40,7 @@ MARKS = (
     ReasoningMarks("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningMarks("gemma4", "<|channel>", "<channel|>", title="thought\n"),
     ReasoningMarks("exaone", "<thought>", "</thought>"),
+    ReasoningMarks("longcat", "<longcat_think>", "</longcat_think>"),
     ReasoningMarks("granite", "Here is my thought process:", "Here is my response:"),
 )
 BY_NAME = {marks.name: marks for marks in MARKS}

@@ -20,7 +20,6 @@ from server.text.source import Markers, Read, Source, Unfinished
 
 _MAX_NAME = 256
 _PARAMETER_ENDS = Markers(["\n</parameter>", "</parameter>"])
-_VALUE_ENDS = Markers(["</arg_value>"])
 
 
 class TaggedCalls(NamedTuple):
@@ -73,25 +72,42 @@ MINIMAX = TaggedCalls(
 )
 
 
-def read_pairs(source: Source, calls: ToolCallEmitter) -> Read[None]:
-    """Read what follows ``<tool_call>``: a name, then alternating keys and values."""
-    yield from source.read_space()
-    name = yield from source.read_name()
-    calls.begin(name)
-    calls.add_arguments("{")
-    between = ""
-    while True:
+class PairedCalls(NamedTuple):
+    """A function's name, then alternating keys and values."""
+
+    prefix: str  # of the names of all tags
+
+    @property
+    def marks(self) -> tuple[str, str, str, str]:
+        """The tags around a key, and those around a value."""
+        key, value = f"{self.prefix}arg_key", f"{self.prefix}arg_value"
+        return f"<{key}>", f"</{key}>", f"<{value}>", f"</{value}>"
+
+    def read(self, source: Source, calls: ToolCallEmitter) -> Read[None]:
+        """Read what follows the opener."""
+        key_begin, key_end, value_begin, value_end = self.marks
+        end, ends = f"</{self.prefix}tool_call>", Markers([value_end])
         yield from source.read_space()
-        if (yield from source.expect_one_of("</tool_call>", "<arg_key>")) == "</tool_call>":
-            break
-        key = (yield from source.read_until("</arg_key>", limit=_MAX_NAME)).strip()
-        yield from source.read_space()
-        yield from source.expect("<arg_value>")
-        calls.add_arguments(f"{between}{json.dumps(key)}: ")
-        between = ", "
-        yield from _read_value(source, calls, name, key, _VALUE_ENDS)
-    calls.add_arguments("}")
-    calls.end()
+        name = yield from source.read_name()
+        calls.begin(name)
+        calls.add_arguments("{")
+        between = ""
+        while True:
+            yield from source.read_space()
+            if (yield from source.expect_one_of(end, key_begin)) == end:
+                break
+            key = (yield from source.read_until(key_end, limit=_MAX_NAME)).strip()
+            yield from source.read_space()
+            yield from source.expect(value_begin)
+            calls.add_arguments(f"{between}{json.dumps(key)}: ")
+            between = ", "
+            yield from _read_value(source, calls, name, key, ends)
+        calls.add_arguments("}")
+        calls.end()
+
+
+GLM = PairedCalls("")
+LONGCAT = PairedCalls("longcat_")
 
 
 def _read_value(

@@ -38,6 +38,9 @@ TEMPLATES = {
     "deepseek_v31": "{% if tools %}<｜tool▁calls▁begin｜><｜tool▁sep｜>",
     "deepseek_v32": "{% if tools %}<｜DSML｜function_calls>\n<｜DSML｜invoke name={{ n }}>",
     "glm45": "{% if tools %}<tool_call>{{ n }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}",
+    "longcat_pairs": "{% if tools %}<longcat_tool_call>{{ n }}\n<longcat_arg_key>{{ k }}"
+    "</longcat_arg_key>\n<longcat_arg_value>{{ v }}",
+    "longcat": '{% if tools %}<longcat_tool_call>\n{"name": {{ n }}}\n</longcat_tool_call>',
     "kimi_k2": "{% if tools %}<|tool_calls_section_begin|>{{ i }}<|tool_call_argument_begin|>",
     "granite": "{% if tools %}{{ '<|tool_call|>' + calls | tojson }}",
     "minimax_m2": '{% if tools %}<minimax:tool_call>\n<invoke name="tool">{{ n }}</invoke>',

@@ -191,6 +191,8 @@ UNHELD = {
     "dsml": '<｜DSML｜parameter name="dish" string="true">soup</｜DSML｜parameter>\n'
     '<｜DSML｜parameter name="extra" string="false">[1, null]</｜DSML｜parameter>\n',
     "pairs": "<arg_key>dish</arg_key>\n<arg_value>soup</arg_value>\n",
+    "longcat_pairs": "<longcat_arg_key>dish</longcat_arg_key>\n"
+    "<longcat_arg_value>soup</longcat_arg_value>\n",
     "braces": 'dish:<|"|>soup<|"|>,extra:[1,{a:null}]',
 }
 

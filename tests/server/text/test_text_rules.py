@@ -22,7 +22,7 @@ from server.text.text_rules import text_patterns
 from server.text.tool_grammar import CallableTool
 from tests.server.text.test_text_grammar import draw, special, special_ids, takes  # noqa: F401
 
-TAGGED = ["qwen3_xml", "glm45", "minimax_m2", "seed_oss", "deepseek_v32", "gemma4"]
+TAGGED = ["qwen3_xml", "glm45", "longcat_pairs", "minimax_m2", "seed_oss", "deepseek_v32", "gemma4"]
 SCHEMA: dict[str, Any] = {  # as pydantic writes such fields
     "type": "object",
     "title": "Page",

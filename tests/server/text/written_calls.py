@@ -62,12 +62,13 @@ def written(
             + dialect.call_suffix
             for name, arguments in calls
         ]
-    elif dialect.arguments == "pairs":
+    elif dialect.arguments in ("pairs", "longcat_pairs"):
+        tag = dialect.arguments.removesuffix("pairs") + "arg_"
         each = [
             dialect.call_prefix.replace("{}", name)
             + "".join(
-                f"<arg_key>{key}</arg_key>\n"
-                f"<arg_value>{_raw(schemas[name], key, value)}</arg_value>\n"
+                f"<{tag}key>{key}</{tag}key>\n"
+                f"<{tag}value>{_raw(schemas[name], key, value)}</{tag}value>\n"
                 for key, value in arguments.items()
             )
             + dialect.call_suffix
