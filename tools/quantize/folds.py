@@ -77,7 +77,8 @@ def folds_of(
             if complete:
                 yield Fold(f"{i}.mlp_norm", None, tuple(first), beside)
     if "output" in by_label and spec.latent is None:
-        rows = wanted[f"{i}.qkv.weight"].rows(2)
+        projection = wanted[f"{i}.qkv.weight"]
+        rows = projection.rows(len(projection.parts) - 1)  # gates of their own may come first
         repeats = (spec.num_heads // spec.num_kv_heads, spec.head_dim)
         value = (f"{i}.qkv.weight", rows.start, rows.stop)
         yield Fold(None, value, (by_label["output"],), repeats=repeats)
