@@ -79,6 +79,14 @@ _DENSE: Kinds = {
             "pad_token_id": 0,
         },
     ),
+    "muse_glimmer": (
+        "MuseGlimmerTextConfig",
+        {
+            **{"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 12, "pad_token_id": 0},
+            **{"qk_scale_factor": 2.5, "output_multiplier": 0.4, "post_norm_eps": 1e-2},
+            **{"final_logit_softcapping": 4.0, "tie_word_embeddings": False},
+        },
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         {

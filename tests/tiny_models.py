@@ -46,7 +46,7 @@ FAMILIES = [
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),
     *("nemotron_h_moe", "phimoe", "mamba2", "gpt_neo", "mimo_v2_flash", "apertus"),
     *("falcon_mamba", "jamba", "flex_olmo", "kimi_linear", "cohere2_moe", "step3p7"),
-    *("bailing_hybrid", "gemma3n", "axk1", "bloom", "axk2", "longcat_flash"),
+    *("bailing_hybrid", "gemma3n", "axk1", "bloom", "axk2", "longcat_flash", "muse_glimmer"),
 ]
 
 
@@ -90,6 +90,12 @@ def _new(config_class: str, config: Any) -> Any:
         whole = transformers.Step3p7Config(text_config=config.to_dict(), vision_config=_SEEING)
         whole._attn_implementation = "eager"
         return transformers.Step3p7ForConditionalGeneration(whole)
+    if config_class == "MuseGlimmerTextConfig":  # likewise
+        whole = transformers.MuseGlimmerConfig(
+            text_config=config.to_dict(), vision_config={**_SEEING, "intermediate_size": 32}
+        )
+        whole._attn_implementation = "eager"
+        return transformers.MuseGlimmerForConditionalGeneration(whole)
     return transformers.AutoModelForCausalLM.from_config(config)
 
 

@@ -7,6 +7,7 @@ how tokens are mixed and what the MLP is belongs to the block.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -152,13 +153,14 @@ class Block:
         self.ends_with_mlp = self._per_layer_input is None and layer.scale == 1.0
         self._scale = spec.residual_scale
 
-        def norm(weights: NormWeights | None) -> Norm | None:
-            return None if weights is None else bind_norm(spec.norm, weights, operations)
+        def norm(weights: NormWeights | None, eps: float | None = None) -> Norm | None:
+            own = spec.norm if eps is None else replace(spec.norm, eps=eps)
+            return None if weights is None else bind_norm(own, weights, operations)
 
         self.attention_norm: Norm = norm(layer.attention_norm) or IdentityNorm()
         self.mlp_norm: Norm = norm(layer.mlp_norm) or IdentityNorm()
-        self._post_attention_norm = norm(layer.post_attention_norm)
-        self._post_mlp_norm = norm(layer.post_mlp_norm)
+        self._post_attention_norm = norm(layer.post_attention_norm, spec.norm.output_eps)
+        self._post_mlp_norm = norm(layer.post_mlp_norm, spec.norm.output_eps)
         self._peers = peers
         # The layer's form for steps of few tokens, if it has one.
         has_few = peers is None and self._hybrid is None

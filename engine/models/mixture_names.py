@@ -66,7 +66,7 @@ HY3 = (
 )
 
 
-def _gated_attention(gate: str) -> tuple[Rule, ...]:
+def gated_attention(gate: str) -> tuple[Rule, ...]:
     """Attention whose output is gated; ``gate`` is the gates' projection."""
     rules = (
         rule._replace(part=(rule.part or 0) + 1) if ".qkv." in rule.parameter else rule
@@ -76,7 +76,7 @@ def _gated_attention(gate: str) -> tuple[Rule, ...]:
 
 
 AFMOE = (
-    *(*MODEL, *MLP, *CORRECTED, *_gated_attention("gate_proj")),
+    *(*MODEL, *MLP, *CORRECTED, *gated_attention("gate_proj")),
     Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
     Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
     Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
@@ -93,7 +93,7 @@ KOLIBRI = (
     Rule(LAYER + "post_ffn_norm.weight", "{i}.mlp_after"),
 )
 LAGUNA = (
-    *(*MODEL, *MLP, *PRE_NORMS, *CORRECTED, *_gated_attention("g_proj")),
+    *(*MODEL, *MLP, *PRE_NORMS, *CORRECTED, *gated_attention("g_proj")),
     # As published.
     Rule(LAYER + "mlp.experts.e_score_correction_bias", "{i}.router.correction"),
     *_shared_rules(LAYER + "mlp.shared_expert."),
@@ -137,7 +137,7 @@ DBRX = (
     Rule(_DBRX_EXPERTS + "w2", "{i}.experts.down", 0, Transposed()),
 )
 STEP3 = (
-    *(*MODEL, *MLP, *PRE_NORMS, *_gated_attention("g_proj")),
+    *(*MODEL, *MLP, *PRE_NORMS, *gated_attention("g_proj")),
     Rule(LAYER + "moe.gate.weight", "{i}.router"),
     Rule(LAYER + "moe.router_bias", "{i}.router.correction"),
     # In the files all experts of a layer are one tensor (``expert_rows.py``).

@@ -345,7 +345,9 @@ def _head_norms(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int, like: NormWeights | None
 ) -> torch.Tensor | None:
     """Head norms of queries and keys, [num_heads + num_kv_heads, head_dim]; None: not normed."""
-    if spec.qk_norm_after_rope or (spec.unit_qk_norm and spec.layers[i - spec.first_layer].rope):
+    rotates = spec.layers[i - spec.first_layer].rope
+    is_unit = spec.unit_qk_norm and (rotates or spec.unit_qk_norm_without_rope)
+    if spec.qk_norm_after_rope or is_unit:
         assert like is not None
         return like.weight.new_ones((spec.num_heads + spec.num_kv_heads, spec.head_dim))
     if not spec.qk_norm:
@@ -407,8 +409,9 @@ def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> 
     weight = weights.get(name)
     if weight is None:
         return None
-    if spec.norm.offset:
-        weight += spec.norm.offset
+    offset = spec.norm.offset_of(name)
+    if offset:
+        weight += offset
     return NormWeights(weight, weights.get(f"{name}.bias"))
 
 

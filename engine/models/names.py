@@ -43,6 +43,7 @@ from engine.models.mixture_names import (
     QWEN3_VL_MOE,
     SINKS,
     STEP3,
+    gated_attention,
 )
 from engine.models.rules import (
     ATTENTION,
@@ -118,6 +119,11 @@ _GEMMA3N = (
     Rule(LAYER + "laurel.linear_left.weight", "{i}.laurel.down.weight"),
     Rule(LAYER + "laurel.linear_right.weight", "{i}.laurel.up.weight"),
     Rule(LAYER + "laurel.post_laurel_norm.weight", "{i}.laurel.norm"),
+)
+_MUSE = (
+    *(rule for rule in _GEMMA2 if ".qkv." not in rule.parameter and rule.parameter != "embedding"),
+    *gated_attention("gate_proj"),
+    Rule("model.embed_tokens.weight", "embedding", 0, NormedRows()),
 )
 _GLM = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
@@ -331,6 +337,7 @@ _TABLES = {
     "mistral3_deepseek_ranked": _in_language_model(DEEPSEEK_RANKED),
     "mixtral": MIXTRAL,
     "mpt": MPT,
+    "muse_glimmer_text": _MUSE,
     "nanochat": _NANOCHAT,
     "nemotron": _UNGATED,
     "nemotron_h": NEMOTRON_H,

@@ -50,6 +50,13 @@ class NormSpec:
     bias: bool = False
     has_weight: bool = True  # False: all ones, which checkpoints leave out
     offset: float = 0.0  # added to the stored weights (Gemma: 1)
+    final_offset: float | None = None  # the same, of the final norm; None: no other
+    output_eps: float | None = None  # ``eps`` of norms after attention and MLP; None: no other
+
+    def offset_of(self, name: str) -> float:
+        """Return what is added to the stored weights of a norm, by its parameter's name."""
+        is_final = name == "norm" and self.final_offset is not None
+        return self.final_offset or 0.0 if is_final else self.offset
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,7 @@ class DecoderSpec:
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     qk_norm_after_rope: bool = False  # with qk_norm: after rope
     unit_qk_norm: bool = False  # RMS norms without weights, in layers with rope
+    unit_qk_norm_without_rope: bool = False  # with unit_qk_norm: in the others, too
     wide_qk_norm: bool = False  # RMS norm over all query heads, and over all key heads
     qk_layer_norm: bool = False  # layer norms instead; each head has its own weights
     separate_head_norms: bool = False  # with qk_layer_norm: each head's weights are a tensor

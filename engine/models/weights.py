@@ -167,6 +167,10 @@ _UNREAD = {
     "mimo_v2_flash": ("model.mtp.",),
     "minicpmv4_6": ("model.vision_tower.", "model.merger.", "mtp."),
     "mistral3": _PROJECTED,
+    "muse_glimmer": (
+        *("model.vision_tower.", "model.vision_adapter.", "model.vision_projection."),
+        "model.perception_emb_norm.",
+    ),
     "paddleocr_vl": ("visual.", "mlp_AR."),
     "nemotron_h": ("mtp.",),
     **dict.fromkeys(

@@ -31,7 +31,7 @@ def test_every_family_has_a_twin() -> None:
     }
     # There; tests/engine/models/test_kimi.py has the first one's twin. The second one's is that
     # which has its text model's name. The third one's, in test_gemma3n.py, is its text model.
-    nameless = {"kimi_k2", "step3p7", "gemma3n"}
+    nameless = {"kimi_k2", "step3p7", "gemma3n", "muse_glimmer"}
     # tests/engine/models/test_nemotron_omni.py
     published = {"NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "nemotron_h_omni"}
     transcribing = {"whisper"}  # tests/engine/models/audio/test_whisper.py

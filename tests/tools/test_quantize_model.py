@@ -185,7 +185,9 @@ def test_schemes_of_eight_bits_on_both_sides(
     assert report.perplexity_after == pytest.approx(report.perplexity_before, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, "qwen3_moe", "gpt2", "gemma3", "afmoe"])
+@pytest.mark.parametrize(
+    "kind", [*FAMILIES, "qwen3_moe", "gpt2", "gemma3", "afmoe", "muse_glimmer"]
+)
 def test_folded_scales_leave_the_model_as_it_was(kind: str, tmp_path: Path) -> None:
     """Without rounding, any scale gives the same residual stream."""
     source = Source(tiny_models.save(kind, tmp_path / "source"))

@@ -102,7 +102,7 @@ class LayerRunner:
 
     def _norm(self, weights: Mapping[str, torch.Tensor], name: str) -> Norm:
         norm = self._spec.norm
-        own = NormWeights(weights[name] + norm.offset, weights.get(f"{name}.bias"))
+        own = NormWeights(weights[name] + norm.offset_of(name), weights.get(f"{name}.bias"))
         return bind_norm(norm, own, self._kernels.operations)
 
     def _state(self, rows: int) -> StepState:

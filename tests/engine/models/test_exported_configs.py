@@ -47,6 +47,14 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{**_INDEXED, "n_group": None, "topk_group": None, "gated_norm_rank": 4, "head_dim": 4},
         **{"qk_head_dim": 12, "auto_map": None},
     },
+    "muse_glimmer_text": {
+        **{"hidden_act": None, "hidden_activation": "silu", "auto_map": None, "rope_theta": None},
+        **{"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}},
+        **{"layer_rope_theta": [0, 500000.0, 500000.0, 500000.0], "qk_scale_factor": 3.87},
+        **{"layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 16},
+        **{"post_norm_eps": 1e-8, "output_multiplier": 0.19611613513818404},
+        **{"final_logit_softcapping": 20.0, "attention_bias": False, "tie_word_embeddings": False},
+    },
     "longcat_flash": {
         **{"num_layers": 2, "attention_method": "MLA", "zero_expert_type": "identity"},
         **{"zero_expert_num": 4, "n_routed_experts": 8, "moe_topk": 2, "ffn_hidden_size": 64},

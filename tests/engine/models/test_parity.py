@@ -288,6 +288,19 @@ MUTANTS = {
     ),
     "queries not scaled": ("longcat_flash", _spec_with(attention_scale=18**-0.5)),
     "nothing returned as it is": ("longcat_flash", _moe_with(identity_scale=0.0)),
+    "norms of outputs like the others": (
+        "muse_glimmer",
+        lambda spec: _spec_with(norm=dataclasses.replace(spec.norm, output_eps=None))(spec),
+    ),
+    "final norm stored less one": (
+        "muse_glimmer",
+        lambda spec: _spec_with(norm=dataclasses.replace(spec.norm, final_offset=None))(spec),
+    ),
+    "heads without rope not normed": (
+        "muse_glimmer",
+        _spec_with(unit_qk_norm_without_rope=False),
+    ),
+    "muse's logits not scaled": ("muse_glimmer", _spec_with(logit_scale=1.0)),
     "all positions": ("deepseek_v32", _indexer_with(top_k=NUM_TOKENS)),
     "a position fewer": ("deepseek_v32", _indexer_with(top_k=11)),
     "index rope by pairs": ("deepseek_v32", _indexer_with(interleaved=True)),
@@ -403,6 +416,7 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("axk2", "input_layernorm.norm.weight"),
         ("axk2", "input_layernorm.W_down.weight"),
         ("axk2", "post_attention_layernorm.W_up.weight"),
+        ("muse_glimmer", "self_attn.gate_proj.weight"),
         ("longcat_flash", "mlp.router.e_score_correction_bias"),
         ("longcat_flash", "mlp.experts.5.down_proj.weight"),
         ("longcat_flash", "mlps.1.up_proj.weight"),
