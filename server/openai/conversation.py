@@ -246,7 +246,7 @@ def _output_grammar(
         is_parallel=tools is None or tools.is_parallel,
         reasoning=answers.reasoning if may_think(model, body, thinking) else None,
         is_thinking=thinking == "open",
-        in_channels=answers.reasoning is not None and answers.reasoning.in_channels,
+        channels=None if answers.reasoning is None else answers.reasoning.channels,
         special_ids=answers.special_ids,
     )
     try:

@@ -45,6 +45,7 @@ ReasoningParser = Literal[
     "auto",
     "none",
     "harmony",
+    "muse",
     "think",
     "mistral",
     "seed",
@@ -74,6 +75,11 @@ def check_parsers(tool_call_parser: ToolCallParser, reasoning_parser: ReasoningP
         raise MismatchedParsers(
             "--reasoning-parser harmony needs --tool-call-parser harmony (or auto, or none), not "
             f"{tool_call_parser}: in its channels there are no other calls"
+        )
+    if reasoning_parser == "muse" and tool_call_parser not in ("auto", "none"):
+        raise MismatchedParsers(
+            "--reasoning-parser muse needs --tool-call-parser none (or auto), not "
+            f"{tool_call_parser}: no calls are read in its messages"
         )
 
 
@@ -125,6 +131,9 @@ class AnswerFormat:
             marks = reasoning.detect_marks(source, tokenizer.added_tokens)
         else:
             marks = reasoning.BY_NAME.get(reasoning_parser)
+        if marks is not None and marks.channels is not None and dialect is not None:
+            # In channels nothing reads other calls, so requests with tools are refused.
+            dialect = dialect if (dialect.name, marks.name) == ("harmony", "harmony") else None
         written = () if dialect is None else (*dialect.markers, dialect.token)
         thought = () if marks is None else marks.markers
         ids = {text: tokenizer.special_id(text) for text in (*written, *thought)}

@@ -25,7 +25,7 @@ class AnswerRules:
     is_parallel: bool = True  # more than one call allowed
     reasoning: ReasoningMarks | None = None  # may come first; None: no reasoning
     is_thinking: bool = False  # the answer begins inside reasoning
-    in_channels: bool = False  # messages with headers (server/text/harmony.py)
+    channels: harmony.Channels | None = None  # messages with headers
     special_ids: Mapping[str, int]  # of the marks that are special tokens
 
     def grammar(self) -> Grammar | None:
@@ -38,16 +38,13 @@ class AnswerRules:
         holds_calls = holds_calls or any(tool.is_strict for tool in self.tools)
         if self.content is None and not (self.tools and holds_calls):
             return None
-        if not self.tools and self.reasoning is None and not self.in_channels:
+        if not self.tools and self.reasoning is None and self.channels is None:
             return self.content
         lark = LarkBuilder(self.special_ids)
-        if self.in_channels:
-            return Grammar(
-                "lark",
-                lark.build(
-                    f"{self._channel_reasoning_rule(lark)} {self._channel_message_rule(lark)}"
-                ),
-            )
+        if self.channels is not None:
+            thoughts = self._channel_reasoning_rule(lark, self.channels)
+            message = self._channel_message_rule(lark, self.channels)
+            return Grammar("lark", lark.build(f"{thoughts} {message}"))
         return Grammar(
             "lark", lark.build(f"{self._reasoning_rule(lark)} {self._content_rule(lark)}")
         )
@@ -61,14 +58,14 @@ class AnswerRules:
             return thought
         return f"({blank} {lark.literal(self.reasoning.begin)} {thought})?"
 
-    def _channel_reasoning_rule(self, lark: LarkBuilder) -> str:
+    def _channel_reasoning_rule(self, lark: LarkBuilder, channels: harmony.Channels) -> str:
         """Reasoning messages."""
         if self.reasoning is None:
             return ""
-        begin, following = lark.literal(harmony.REASONING), lark.literal(harmony.NEXT_MESSAGE)
-        return f"({begin} {lark.until(harmony.END)} {following})*"
+        begin, following = lark.literal(channels.reasoning), lark.literal(harmony.NEXT_MESSAGE)
+        return f"({begin} {lark.until(channels.end)} {following})*"
 
-    def _channel_message_rule(self, lark: LarkBuilder) -> str:
+    def _channel_message_rule(self, lark: LarkBuilder, channels: harmony.Channels) -> str:
         """The last message: content or a tool call."""
         calls = ""
         if self.tools and self.dialect is not None:
@@ -79,7 +76,7 @@ class AnswerRules:
             content = lark.rule(ANY_TEXT, terminal=True)
         else:
             content = _embed(lark, self.content)
-        said = f"{lark.literal(harmony.CONTENT)} {content}"
+        said = f"{lark.literal(channels.content)} {content}"
         return f"({said} | {calls})" if calls else said
 
     def _content_rule(self, lark: LarkBuilder) -> str:

@@ -377,7 +377,7 @@ BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 
 # Texts in the templates of models whose call format is not in the table, although parts of it look
 # alike. Such a template shows no dialect, unless the dialect has the text too.
-_UNKNOWN_FORMAT_MARKERS = ("<|channel|>", "<function_calls>")
+_UNKNOWN_FORMAT_MARKERS = ("<|channel|>", "<function_calls>", "<atem:")
 
 
 def detect_dialect(template: str) -> Dialect | None:

@@ -1,4 +1,6 @@
-"""Answers in channels, as gpt-oss writes them: OpenAI's harmony format.
+"""Answers in channels, as gpt-oss and Muse Glimmer write them.
+
+OpenAI's harmony format:
 
     <|channel|>analysis<|message|>The user wants ...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
@@ -7,6 +9,11 @@
 An answer is a list of messages, each with a header. A message on ``analysis`` is reasoning, one to
 a function is a tool call, and all others are content. The recipient may also precede the channel.
 See https://cookbook.openai.com/articles/openai-harmony.
+
+Muse Glimmer's messages have no channels. What it writes to itself is reasoning:
+
+     to=self<|message|>The user wants ...<|eom|>
+    <|start|>assistant to=user<|message|>Hello!<|eot|>
 """
 
 from __future__ import annotations
@@ -28,6 +35,21 @@ NEXT_MESSAGE = f"{START}assistant"
 REASONING = f"{CHANNEL}analysis{MESSAGE}"
 CONTENT = f"{CHANNEL}final{MESSAGE}"
 CALL_HEAD = f"{CHANNEL}commentary to=functions.{{}} {CONSTRAIN}json{MESSAGE}"
+
+EOM, EOT = "<|eom|>", "<|eot|>"  # ends of Muse's messages, and of its turns
+
+
+class Channels(NamedTuple):
+    """A format of answers in channels; all but the first are what a grammar produces."""
+
+    markers: tuple[str, ...]  # all of its marks
+    reasoning: str  # the head of a message that is reasoning
+    end: str  # of such a message
+    content: str  # the head of one to the user
+
+
+HARMONY = Channels(MARKERS, REASONING, END, CONTENT)
+MUSE = Channels((START, MESSAGE, EOM, EOT), f" to=self{MESSAGE}", EOM, f" to=user{MESSAGE}")
 
 _MAX_HEADER = 512  # characters
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -92,4 +114,5 @@ def read_call(source: Source, calls: ToolCallEmitter) -> Read[None]:
 
 def _parse(text: str) -> Header:
     channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
-    return Header(channel[1] if channel else "final", recipient[1] if recipient else "")
+    to = recipient[1] if recipient else ""
+    return Header(channel[1] if channel else "final", "" if to == "user" else to)

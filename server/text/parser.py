@@ -111,8 +111,8 @@ class AnswerParser:
     # ------------------------------------------------------------ reading
 
     def _read(self) -> Read[None]:
-        if self._reasoning is not None and self._reasoning.in_channels:
-            yield from self._read_channels()
+        if self._reasoning is not None and self._reasoning.channels is not None:
+            yield from self._read_channels(Markers(self._reasoning.channels.markers))
             return
         if self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
@@ -147,7 +147,7 @@ class AnswerParser:
         self.reasoning_ended = self._strip_space = True
         yield from self._source.read_space()
 
-    def _read_channels(self) -> Read[None]:
+    def _read_channels(self, marks: Markers) -> Read[None]:
         source = self._source
         while not (source.ended and not source.unread):
             begin = source.position
@@ -163,11 +163,13 @@ class AnswerParser:
                 yield from self._read_calls(dialect, "")
                 if source.position == begin:  # it is text after all
                     yield from harmony.read_header(source)
-            yield from self._read_message(kind, is_framed=header is not harmony.NO_HEADER)
+            yield from self._read_message(kind, marks, is_framed=header is not harmony.NO_HEADER)
 
-    def _read_message(self, kind: type[Text | Reasoning], *, is_framed: bool) -> Read[None]:
+    def _read_message(
+        self, kind: type[Text | Reasoning], marks: Markers, *, is_framed: bool
+    ) -> Read[None]:
         """Read the rest of a message and its end mark."""
-        source, marks = self._source, Markers(harmony.MARKERS)
+        source = self._source
         begin = source.position
         self._pending_space, self._strip_space = "\n\n" if kind in self._emitted_kinds else "", True
         while True:

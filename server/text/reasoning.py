@@ -16,16 +16,17 @@ class ReasoningMarks:
     begin: str
     end: str
     title: str = ""  # may follow the first mark, and is not reasoning
-    in_channels: bool = False  # the whole answer is messages with headers (server/text/harmony.py)
+    channels: harmony.Channels | None = None  # the whole answer is messages with headers
+    shown_by: tuple[str, ...] = ()  # texts in templates that show them; empty: the end
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that are neither reasoning nor content."""
-        return harmony.MARKERS if self.in_channels else (self.begin, self.end)
+        return (self.begin, self.end) if self.channels is None else self.channels.markers
 
     def appear_in(self, template: str) -> bool:
         """Whether a chat template's source contains them."""
-        return (self.begin if self.in_channels else self.end) in template
+        return all(text in template for text in self.shown_by or (self.end,))
 
     def is_open(self, text: str) -> bool:
         """Whether ``text`` ends inside reasoning."""
@@ -33,7 +34,16 @@ class ReasoningMarks:
 
 
 MARKS = (
-    ReasoningMarks("harmony", harmony.REASONING, harmony.END, in_channels=True),
+    ReasoningMarks(
+        *("harmony", harmony.REASONING, harmony.END),
+        channels=harmony.HARMONY,
+        shown_by=(harmony.REASONING,),
+    ),
+    ReasoningMarks(
+        *("muse", harmony.MUSE.reasoning, harmony.EOM),
+        channels=harmony.MUSE,
+        shown_by=("to=self", harmony.EOM),
+    ),
     ReasoningMarks("think", "<think>", "</think>"),
     ReasoningMarks("mistral", "[THINK]", "[/THINK]"),
     ReasoningMarks("seed", "<seed:think>", "</seed:think>"),

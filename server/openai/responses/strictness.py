@@ -37,7 +37,7 @@ async def _is_enforceable(state: ServerState, model: Model, tool: OfferedTool) -
         dialect=answers.dialect,
         tools=[CallableTool(tool.name, parameters, is_strict=True)],
         is_required=True,
-        in_channels=answers.reasoning is not None and answers.reasoning.in_channels,
+        channels=None if answers.reasoning is None else answers.reasoning.channels,
         special_ids=answers.special_ids,
     )
     try:

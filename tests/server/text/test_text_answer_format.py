@@ -10,7 +10,13 @@ from engine.paths import default_model_dir
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from server.text import dialects, reasoning
-from server.text.answer_format import AnswerFormat, ReasoningParser, ToolCallParser
+from server.text.answer_format import (
+    AnswerFormat,
+    MismatchedParsers,
+    ReasoningParser,
+    ToolCallParser,
+    check_parsers,
+)
 from server.text.parser import AnswerParser
 from server.text.parts import Text, ToolCallBegin
 
@@ -80,6 +86,7 @@ def test_a_template_shows_its_dialect(
         ("mistral", "[THINK]{{ thinking }}[/THINK]", True),
         ("granite", "after 'Here is my thought process:' and 'Here is my response:'", True),
         ("harmony", "<|start|>assistant<|channel|>analysis<|message|>{{ x }}<|end|>", True),
+        ("muse", "{{ '<|start|>assistant to=self<|message|>' + thinking + '<|eom|>' }}", True),
         (None, "<|user|>{{ messages[0].content }}<|end|>", False),
         (None, "{{ messages[0].content }}", False),
     ],
@@ -101,6 +108,20 @@ def test_the_demo_model(tokenizer: Tokenizer) -> None:
     assert answers.supports_tools
     assert answers.special_ids == {}
     template.close()
+
+
+def test_no_calls_are_read_in_muses_messages(tokenizer: Tokenizer) -> None:
+    """Its template has all that Llama's shows, too."""
+    template = (
+        "{% if tools %}{{ '\"parameters\": <atem:function_calls>' }}{% endif %}"
+        "{{ '<|start|>assistant to=self<|message|><|eom|><|eot|>' }}"
+    )
+    answers = AnswerFormat.of(template, tokenizer)
+    assert answers.reasoning is reasoning.BY_NAME["muse"]
+    assert answers.dialect is None
+    check_parsers("none", "muse")
+    with pytest.raises(MismatchedParsers, match="muse needs --tool-call-parser none"):
+        check_parsers("hermes", "muse")
 
 
 def test_harmony_reads_calls_and_reasoning_or_neither(tokenizer: Tokenizer) -> None:

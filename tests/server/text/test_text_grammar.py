@@ -208,7 +208,7 @@ def test_a_tool_that_is_not_strict_takes_any_arguments(name: str, plain: Tokeniz
         dialect=dialect,
         tools=tools,
         is_parallel=False,
-        in_channels=name == "harmony",
+        channels=harmony.HARMONY if name == "harmony" else None,
         special_ids={},
     )
     assert takes(plain, rules, dialect.prefix + call + dialect.suffix)
@@ -265,7 +265,10 @@ def test_one_call_where_the_template_takes_no_more(plain: Tokenizer) -> None:
 def test_channels(kind: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     dialect, marks = dialects.BY_NAME["harmony"], reasoning.BY_NAME["harmony"]
-    made: dict[str, Any] = {"special_ids": special_ids(tokenizer, dialect), "in_channels": True}
+    made: dict[str, Any] = {
+        "special_ids": special_ids(tokenizer, dialect),
+        "channels": harmony.HARMONY,
+    }
     made |= {"content": Grammar("choice", '["yes", "no"]')}
     thought = f"{harmony.REASONING}Well {{.{harmony.END}{harmony.NEXT_MESSAGE}"
     call = harmony.CALL_HEAD.replace("{}", "order") + json.dumps({"dish": "soup", "count": 1})
@@ -285,6 +288,21 @@ def test_channels(kind: str, request: pytest.FixtureRequest) -> None:
         for text, is_taken in texts.items():
             whole = text.replace("final ", harmony.CONTENT)
             assert takes(tokenizer, rules, whole) == is_taken, (options, whole)
+
+
+def test_messages_of_muse(plain: Tokenizer) -> None:
+    marks = reasoning.BY_NAME["muse"]
+    rules = AnswerRules(
+        content=Grammar("choice", '["yes", "no"]'),
+        reasoning=marks,
+        channels=marks.channels,
+        special_ids={},
+    )
+    thought = " to=self<|message|>Well {.<|eom|><|start|>assistant"
+    assert takes(plain, rules, " to=user<|message|>yes")
+    assert takes(plain, rules, f"{thought} to=user<|message|>no")
+    assert not takes(plain, rules, f"{thought} to=user<|message|>yet")
+    assert not takes(plain, rules, "yes")
 
 
 def test_reasoning_comes_first(plain: Tokenizer) -> None:

@@ -99,3 +99,29 @@ def test_any_pieces_of_channels(text: str, cuts: list[int], whole: bool, cut: bo
     assert joined(read(parser(buffer_calls=whole), pieces, cut=cut)) == once
     assert joined(read(parser(buffer_calls=whole), text, cut=cut)) == once
     assert not any(mark in row[-1] for row in once for mark in harmony.MARKERS if row[0] == "text")
+
+
+MUSE = {
+    " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Hello\n there!<|eot|>": [
+        ("reasoning", "Hm."),
+        ("text", "Hello\n there!"),
+    ],
+    " to=user<|message|>Hello!<|eot|>": [("text", "Hello!")],
+    # Without an end of its own.
+    " to=self<|message|>Hm.<|start|>assistant to=user<|message|>Hello!": [
+        ("reasoning", "Hm."),
+        ("text", "Hello!"),
+    ],
+    " to=self<|message|>Hm. to=user is whom": [("reasoning", "Hm. to=user is whom")],
+    "Just text, to=nobody.": [("text", "Just text, to=nobody.")],
+    " to=us": [],
+}
+
+
+@pytest.mark.parametrize("text", MUSE)
+def test_messages_of_muse(text: str) -> None:
+    """To itself, and to the user."""
+    for pieces in ([text], *splits(text)):
+        made = AnswerParser(reasoning=reasoning.BY_NAME["muse"], hidden=harmony.MUSE.markers)
+        assert joined(read(made, pieces)) == MUSE[text], pieces
+        assert made.has_reasoned == any(row[0] == "reasoning" for row in MUSE[text])

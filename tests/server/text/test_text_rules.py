@@ -13,7 +13,7 @@ from jsonschema import FormatChecker
 
 from engine.paths import default_model_dir
 from engine.text.tokenizer import Tokenizer
-from server.text import dialects, reasoning
+from server.text import dialects, harmony, reasoning
 from server.text.answer_grammar import AnswerRules
 from server.text.custom_input import CustomInputs, input_schema
 from server.text.parser import AnswerParser
@@ -164,7 +164,7 @@ def test_the_input_of_a_custom_tool_has_its_form(
         is_required=True,
         is_parallel=False,
         special_ids=marks,
-        in_channels=name == "harmony",
+        channels=harmony.HARMONY if name == "harmony" else None,
     )
     grammar = rules.grammar()
     assert grammar is not None
