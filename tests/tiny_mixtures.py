@@ -101,6 +101,14 @@ MIXTURES: Kinds = {
         },
     ),
     "axk2": ("AXK2Config", {**_SPARSE, "gated_norm_rank": 5, "n_group": 3, "topk_group": 2}),
+    "flint": (
+        "FlintConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"shared_expert_intermediate_size": 40, "num_hidden_layers": 5, "head_dim": 16},
+            **{"sliding_window": 12, "mlp_only_layers": [1], "pad_token_id": 0},
+        },
+    ),
     "longcat_flash": (
         "LongcatFlashConfig",
         {

@@ -228,6 +228,8 @@ GPT_OSS = (
     *stacked_rules(LAYER + "mlp.experts.", StackedExperts(interleaved=True)),
 )
 
+# As published, and as transformers names it.
+FLINT = (*QWEN_MOE, SINKS, Rule(LAYER + "self_attn.softmax_offset", "{i}.sinks"))
 MIMO_V2 = (
     *(*GLM4_MOE, SINKS),
     Rule(LAYER + "self_attn.attention_sink_bias", "{i}.sinks"),  # as published

@@ -47,6 +47,14 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{**_INDEXED, "n_group": None, "topk_group": None, "gated_norm_rank": 4, "head_dim": 4},
         **{"qk_head_dim": 12, "auto_map": None},
     },
+    "flint": {
+        **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        **{"shared_expert_intermediate_size": 32, "sliding_window": 13, "auto_map": None},
+        **{"layer_types": ["full_attention"] * 2 + ["sliding_attention", "full_attention"]},
+        **{"mlp_only_layers": [0, 1], "decoder_sparse_step": 1, "norm_topk_prob": True},
+        **{"output_router_logits": False, "router_aux_loss_coef": 0.0005},
+        **{"attention_bias": False, "attention_dropout": 0.0},
+    },
     "muse_glimmer_text": {
         **{"hidden_act": None, "hidden_activation": "silu", "auto_map": None, "rope_theta": None},
         **{"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}},

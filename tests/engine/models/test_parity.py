@@ -86,7 +86,7 @@ FEW_TOKENS = {
     *("laguna", "laguna_by_number"),
     *("ernie4_5_moe", "olmoe", "granitemoe", "hunyuan_moe", "cwm", "exaone_moe", "hy_v3"),
     "mimo_v2_flash",
-    *("mellum", "mistral4", "vaultgemma", "youtu", "granite_swa", "granitemoe_swa"),
+    *("flint", "mellum", "mistral4", "vaultgemma", "youtu", "granite_swa", "granitemoe_swa"),
 }
 
 
@@ -417,6 +417,8 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("axk2", "input_layernorm.W_down.weight"),
         ("axk2", "post_attention_layernorm.W_up.weight"),
         ("muse_glimmer", "self_attn.gate_proj.weight"),
+        ("flint", "self_attn.softmax_offset"),
+        ("flint", "mlp.shared_expert.down_proj.weight"),
         ("longcat_flash", "mlp.router.e_score_correction_bias"),
         ("longcat_flash", "mlp.experts.5.down_proj.weight"),
         ("longcat_flash", "mlps.1.up_proj.weight"),

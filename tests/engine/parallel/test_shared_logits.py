@@ -21,7 +21,7 @@ LIKE_OTHERS = {
     *("jais2", "olmo3", "granitemoe", "hyperclovax", "cwm", "exaone_moe", "hy_v3", "mellum"),
     *("mistral4", "vaultgemma", "youtu", "granite_swa", "granitemoe_swa", "gpt_bigcode_by_head"),
     *("phimoe_window", "phi_groups", "gptj", "olmo_unclipped", "cohere2_moe_sigmoid", "nanochat"),
-    *("kolibri1", "laguna", "laguna_by_number", "dbrx", "axk1"),
+    *("kolibri1", "laguna", "laguna_by_number", "dbrx", "axk1", "flint"),
 }
 CHANGES = {
     "smollm": {"num_attention_heads": 4, "num_key_value_heads": 2},
