@@ -184,11 +184,20 @@ class Block:
         return self._finish(self._sum(out), self._post_attention_norm)
 
     def mlp(
-        self, read: torch.Tensor, adapters: Adapters | None, stream: torch.Tensor
+        self,
+        read: torch.Tensor,
+        adapters: Adapters | None,
+        stream: torch.Tensor,
+        aside: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[n, hidden_size] -> [n, hidden_size], to be added; ``read`` is the norm of ``stream``."""
+        """[n, hidden_size] -> [n, hidden_size], to be added; ``read`` is the norm of ``stream``.
+
+        ``aside`` is the result of the previous layer's ``mix_aside``.
+        """
         assert self._feed_forward is not None, "a layer that ends with its mixer"
         out = self._feed_forward(read, adapters)
+        if aside is not None:
+            out += aside
         out = (
             self._sum(out)
             if self._experts_alongside is None
@@ -197,10 +206,9 @@ class Block:
         return self._finish(out, self._post_mlp_norm)
 
     def mix_aside(self, read: torch.Tensor, adapters: Adapters | None) -> torch.Tensor | None:
-        """Return what is added after the next layer, made of what its MLP reads: [n, hidden_size]
-        -> the same; None: there is nothing."""
-        aside = self._experts_aside
-        return None if aside is None else self._sum(aside(read, adapters))
+        """Return what the next layer's ``mlp`` adds, made of what this one's reads: [n,
+        hidden_size] -> the same, not yet summed over ranks; None: there is nothing."""
+        return None if self._experts_aside is None else self._experts_aside(read, adapters)
 
     @property
     def moe(self) -> Experts | None:
@@ -320,8 +328,7 @@ class LayerStack:
             if block.has_mlp:
                 read, added = block.mlp_norm.add_norm(out, x), held
                 held = block.mix_aside(read, adapters)
-                out = block.mlp(read, adapters, x)
-                out = out if added is None else out.add_(added)
+                out = block.mlp(read, adapters, x, added)
             if images is not None and i < len(images.deepstack):
                 x += out
                 x.index_add_(0, images.token_indices, images.deepstack[i])

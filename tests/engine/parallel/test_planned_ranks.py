@@ -27,6 +27,7 @@ KINDS = {
     "nemotron_h": {},  # layers without an MLP
     "mamba2": {},  # and none with attention
     "mamba": {},  # channels make time steps together
+    "longcat_flash": {},  # experts that are added after the next layer
     "gemma4_moe": GEMMA,  # experts beside an MLP
     "gemma4_shared": GEMMA,  # embeddings of each layer
 }
