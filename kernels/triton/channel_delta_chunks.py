@@ -212,7 +212,8 @@ def _prepare_channels_kernel(
         raw = tl.load(alphas + (t * gates_stride + line), mask=is_token & is_key, other=0.0)
         bias = tl.load(dt_bias + head * KEY_DIM + line, mask=is_key, other=0.0)
         logs = log_decay(rate, raw.to(tl.float32) + bias, LEAST_LOG) * _LOG2_E
-        logs = tl.where(is_token & is_key, tl.maximum(logs, _FLOOR), 0.0)
+        logs = tl.maximum(logs, _FLOOR, propagate_nan=tl.PropagateNan.ALL)
+        logs = tl.where(is_token & is_key, logs, 0.0)
         total = tl.sum(logs, axis=0, keep_dims=True)
         tl.store(fading + at * WIDE + line, tl.exp2(total))
         _keep(recalling + (t * WIDE + line), WHOLE, logs)

@@ -57,7 +57,8 @@ def decay_prefix_sums(logs, CHUNK: tl.constexpr):
     What remains after a decay of e^-50 is below all rounding. The clamp keeps the sums small, of
     which only differences count.
     """
-    since = tl.cumsum(tl.maximum(logs, -50.0), axis=0)
+    bounded = tl.maximum(logs, -50.0, propagate_nan=tl.PropagateNan.ALL)
+    since = tl.cumsum(bounded, axis=0)
     # Not a separate sum, in another order: the last token must not decay its own contribution.
     return since, tl.sum(tl.where(tl.arange(0, CHUNK) == CHUNK - 1, since, 0.0), axis=0)
 

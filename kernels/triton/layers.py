@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.reference.layers import rope
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
-from kernels.triton.tiles import gelu_tanh, sigmoid, silu
+from kernels.triton.tiles import clamp, gelu_tanh, sigmoid, silu
 
 _TILE = 1024
 
@@ -253,8 +253,8 @@ def _clamped_silu_kernel(output, gate_up, dim, limit, TILE: tl.constexpr):
     place = gate_up + row * 2 * dim + columns
     active = silu(tl.load(place, mask=is_used, other=0.0).to(tl.float32))
     up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
-    up = tl.maximum(tl.minimum(up, limit), -limit)
-    result = (tl.minimum(active, limit) * up).to(output.dtype.element_ty)
+    active = tl.minimum(active, limit, propagate_nan=tl.PropagateNan.ALL)
+    result = (active * clamp(up, -limit, limit)).to(output.dtype.element_ty)
     tl.store(output + row * dim + columns, result, mask=is_used)
 
 
@@ -265,9 +265,10 @@ def _clamped_swiglu_kernel(output, gate_up, dim, alpha, limit, TILE: tl.constexp
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < dim
     place = gate_up + row * 2 * dim + columns
-    gate = tl.minimum(tl.load(place, mask=is_used, other=0.0).to(tl.float32), limit)
+    gate = tl.load(place, mask=is_used, other=0.0).to(tl.float32)
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
     up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
-    up = tl.maximum(tl.minimum(up, limit), -limit)
+    up = clamp(up, -limit, limit)
     result = ((up + 1.0) * gate * sigmoid(alpha * gate)).to(output.dtype.element_ty)
     tl.store(output + row * dim + columns, result, mask=is_used)
 

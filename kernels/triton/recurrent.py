@@ -15,7 +15,7 @@ import triton.language as tl
 from kernels.inputs import StepRows
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
-from kernels.triton.tiles import sigmoid
+from kernels.triton.tiles import clamp, sigmoid
 
 # Columns of a state per program, in the registers of one warp, whose sums need no other. Adjacent
 # programs have adjacent strips: together they read whole lines of memory at the same time.
@@ -175,7 +175,7 @@ def begins_with_state(start):
 @triton.jit
 def softplus(x):
     """``log(1 + e^x)``, by its series where e^x is so small that adding 1 would round it away."""
-    u = tl.exp(tl.minimum(x, 20.0))
+    u = tl.exp(tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL))
     series = u * (1.0 - u * (0.5 - u * (1.0 / 3.0 - u * 0.25)))
     small = tl.where(u < 0.03, series, tl.log(1.0 + u))
     return tl.where(x > 20.0, x, small)
@@ -328,7 +328,7 @@ def _selective_scan_kernel(
         write = tl.load(shared, mask=is_line, other=0.0).to(tl.float32)
         read = tl.load(shared + GROUPS * SIZE, mask=is_line, other=0.0).to(tl.float32)
         raw = tl.load(time_steps + token * steps_stride + head).to(tl.float32)
-        dt = tl.minimum(tl.maximum(softplus(raw + bias), least), most)
+        dt = clamp(softplus(raw + bias), least, most)
         s = s * tl.exp(rate * dt) + write[:, None] * (dt * x)[None, :]
         result = tl.sum(s * read[:, None], axis=0) + through * x
         place = y + token * HEADS * HEAD_DIM + at

@@ -84,12 +84,15 @@ def _round_kernel(
     x += row * x_stride
     codes += row * inputs
     offset = tl.arange(0, TILE)
-    largest = tl.zeros([TILE], tl.float32)
+    # Magnitudes as integers, of which those that are no numbers are the largest: the scale is none
+    # then, either, and so is all that is made of the row.
+    largest = tl.zeros([TILE], tl.int32)
     for begin in range(0, inputs, TILE):
         place = begin + offset
         value = tl.load(x + place, mask=place < inputs, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(value))
-    scale = tl.maximum(tl.div_rn(tl.max(largest, axis=0), LARGEST), _LEAST)
+        largest = tl.maximum(largest, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    scale = tl.div_rn(tl.max(largest, axis=0).to(tl.float32, bitcast=True), LARGEST)
+    scale = tl.where(scale < _LEAST, _LEAST, scale)
     tl.store(scales + row, scale)
     for begin in range(0, inputs, TILE):
         place = begin + offset

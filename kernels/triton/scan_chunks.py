@@ -22,6 +22,7 @@ from kernels.triton.chunks import decay_prefix_sums, decays, product
 from kernels.triton.launch import dot_width, launch, wait_for_prior_kernels
 from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import selective_scan as walk
+from kernels.triton.tiles import clamp
 
 _MAX_SUMS = 128 * 32  # of a state per program
 
@@ -128,7 +129,7 @@ def _scan_chunks_kernel(
         read = tl.load(here + (shared + GROUPS * SIZE)[None, :], mask=is_read, other=0.0)
         x = tl.load(here + at[None, :], mask=is_value, other=0.0)
         raw = tl.load(time_steps + tokens * steps_stride + head, mask=is_token, other=0.0)
-        dt = tl.minimum(tl.maximum(softplus(raw.to(tl.float32) + bias), least), most)
+        dt = clamp(softplus(raw.to(tl.float32) + bias), least, most)
         dt = tl.where(is_token, dt, 0.0)
         since, whole = decay_prefix_sums(rate * dt, CHUNK)
         result = product(read, s, x.dtype) * tl.exp(since)[:, None] + through * x

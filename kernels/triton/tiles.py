@@ -85,15 +85,23 @@ def quotient(x, divisor):
 
 
 @triton.jit
+def clamp(x, least, most):
+    """``x`` within bounds. What is no number stays so: a GPU's minimum is the other number."""
+    bounded = tl.maximum(x, least, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(bounded, most, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def tanh(x):
     """Computed by the hardware's exponential; saturates at -1 and 1 without overflow."""
-    return 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 40.0)) + 1.0)
+    bounded = tl.minimum(x, 40.0, propagate_nan=tl.PropagateNan.ALL)
+    return 1.0 - 2.0 / (tl.exp(2.0 * bounded) + 1.0)
 
 
 @triton.jit
 def sigmoid(x):
     """``1 / (1 + exp(-x))``, with a finite exponential."""
-    return 1.0 / (1.0 + tl.exp(-tl.maximum(x, -80.0)))
+    return 1.0 / (1.0 + tl.exp(-tl.maximum(x, -80.0, propagate_nan=tl.PropagateNan.ALL)))
 
 
 @triton.jit

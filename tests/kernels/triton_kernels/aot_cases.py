@@ -250,9 +250,11 @@ def channels(count: int, rank: int) -> None:
 
 
 def gates() -> None:
-    """A gate for each head's values, and a clamped SwiGLU."""
+    """A gate for each head's values, and clamped SwiGLUs."""
     apply_gate(empty(64 * 48, 128), empty(64 * 48, 1), "softplus")
+    apply_gate(empty(64, 4096), empty(64, 4096), "sigmoid")
     clamped_silu_mul(empty(64, 2 * 1280), 7.0)
+    clamped_swiglu(empty(64, 2 * 1280), 1.702, 7.0)
 
 
 def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:

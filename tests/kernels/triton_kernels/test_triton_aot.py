@@ -136,6 +136,17 @@ def test_attention_compiles_for_hopper(tmp_path: Path, compile_cases: CompileCas
     check(reports)
 
 
+def test_bounds_keep_what_is_no_number(tmp_path: Path, compile_cases: CompileCases) -> None:
+    """A request that has come to it must fail. A GPU's minimum and maximum are the other number,
+    unless they say so; the interpreter's never are."""
+    reports = compile_cases(tmp_path, "gates-laguna-step-3.7")
+    assert len(reports) == 4
+    for report in reports:
+        ptx = (tmp_path / f"{report['case']}.{report['kernel']}.ptx").read_text()
+        assert re.search(r"\b(min|max)\.NaN\.f32", ptx), report
+        assert not re.search(r"\b(min|max)\.f32", ptx), report
+
+
 @pytest.mark.slow
 def test_products_of_copied_tiles_are_in_flight_together(
     tmp_path: Path, compile_cases: CompileCases

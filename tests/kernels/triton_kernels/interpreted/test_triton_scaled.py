@@ -31,6 +31,21 @@ def test_rows_have_the_same_codes(
     assert torch.equal(codes.float(), expected.float())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # the code may be any
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_a_row_with_what_is_no_number_is_none(monkeypatch, kind: torch.dtype) -> None:
+    """Its request has to fail, and nobody else's."""
+    monkeypatch.setattr(scaled, "_TILE", 128)
+    x = torch.randn(3, 300)
+    x[1, 200] = float("nan")
+    codes, scales = quantise_rows(x, kind)
+    made = codes.float() * scales
+    assert made[1].isnan().all()
+    assert made[[0, 2]].isfinite().all()
+    expected = reference(x, kind)[1]
+    torch.testing.assert_close(scales, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_sums_of_integers_are_scaled(monkeypatch, has_bias: bool) -> None:
     monkeypatch.setattr(scaled, "_SCALED_COLUMNS", 16)
