@@ -47,7 +47,12 @@ from kernels.triton.chunks import (
     product,
     row_of_chunk,
 )
-from kernels.triton.launch import launch, power_of_2, wait_for_prior_kernels
+from kernels.triton.launch import (
+    has_tensor_memory,
+    launch,
+    power_of_2,
+    wait_for_prior_kernels,
+)
 from kernels.triton.recurrent import begins_with_state, log_decay
 from kernels.triton.recurrent import gated_delta as walk
 from kernels.triton.tiles import sigmoid
@@ -101,6 +106,9 @@ def gated_delta(
         "LEAST": MIN_CHUNKED_TOKENS,
         "PARTS": parts,
     }
+    # Where sums have memory of their own, each product of a loop takes another part of it. Those of
+    # float32, of three products each, fit without the loop alone.
+    has_loop = is_split or not has_tensor_memory(mixed.device)
     launch(
         _prepare_channels_kernel,
         (num_chunks, heads),
@@ -116,8 +124,8 @@ def gated_delta(
         KEY_HEADS=shape.key_heads,
         MOST_BETA=2.0 if shape.allows_negative else 1.0,
         LEAST_LOG=shape.least_log_decay,
-        BLOCK=_BLOCK,
-        num_warps=4,
+        BLOCK=_BLOCK if has_loop else wide,
+        num_warps=4 if has_loop else 8,
     )
     launch(
         _channel_delta_chunks_kernel,

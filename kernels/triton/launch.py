@@ -33,6 +33,7 @@ INTERPRETED: bool = knobs.runtime.interpret
 _COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
 _MIN_PDL_CAPABILITY = (9, 0)
 _MIN_FLOAT8_CAPABILITY = (8, 9)
+_TENSOR_MEMORY = 10  # major compute capability
 _launches = KnownLaunches()
 
 _INTERPRETED_PROGRAMS = 2
@@ -135,6 +136,12 @@ def has_group_products(device: torch.device) -> bool:
     """Return whether groups of warps multiply while they do something else (wgmma), which Hopper
     alone does: so does what is no GPU."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+def has_tensor_memory(device: torch.device) -> bool:
+    """Return whether sums of products lie in memory of their own: 512 columns of a multiprocessor,
+    on data centres' Blackwell."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _TENSOR_MEMORY
 
 
 def converts_float8(device: torch.device) -> bool:

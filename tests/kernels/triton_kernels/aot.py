@@ -35,6 +35,7 @@ HOPPER = 90
 # Of a multiprocessor, in KB (CUDA C++ Programming Guide, "Compute Capabilities"): of an A100; of
 # consumers' GPUs of three generations and their kin (A10, L4); of an H100 or H200; of a B200.
 _SHARED_KB = {80: 164, 86: 100, 89: 100, HOPPER: 228, 100: 228, 120: 100}
+_TENSOR_COLUMNS = 512  # of tensor memory, of a B200
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -74,6 +75,9 @@ class Compiling:
             compiled = self._kernel.warmup(*args, grid=grid, **meta)
             if compiled.metadata.shared > self._most_bytes:
                 raise OutOfResources(compiled.metadata.shared, self._most_bytes, "shared memory")
+            columns = compiled.metadata.tmem_size or 0
+            if columns > _TENSOR_COLUMNS:
+                raise OutOfResources(columns, _TENSOR_COLUMNS, "tensor memory")
             return compiled
 
         return launch
@@ -104,6 +108,7 @@ def _pretend(capability: int) -> None:
             for asked, told in (
                 ("shared_memory_bytes", _SHARED_KB[capability] << 10),
                 ("has_group_products", capability // 10 == HOPPER // 10),
+                ("has_tensor_memory", capability // 10 == 10),
                 ("converts_float8", capability >= 89),
             ):
                 if hasattr(module, asked):

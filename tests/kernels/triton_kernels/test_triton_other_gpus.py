@@ -42,3 +42,10 @@ def test_float8_and_long_products_compile_for_a_gpu_without_float8(tmp_path: Pat
 @pytest.mark.slow
 def test_the_largest_kernels_fit_a_consumers_gpu(tmp_path: Path) -> None:
     check(86, _LARGE, tmp_path)
+
+
+@pytest.mark.slow
+def test_states_fit_the_tensor_memory_of_a_b200(tmp_path: Path) -> None:
+    """Of all dtypes: the compiler keeps a part of it for each product of a loop."""
+    names = ("delta-kimi-linear", "delta-kimi-linear-float16", "delta-kimi-linear-float32")
+    check(100, names, tmp_path)

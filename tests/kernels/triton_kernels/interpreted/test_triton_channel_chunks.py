@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.inputs import StepRows
 from kernels.recurrent import GatedDeltaShape
-from kernels.triton import operations
+from kernels.triton import channel_delta_chunks, operations
 from tests.kernels.recurrent_cases import step_rows
 
 # Slot, start and number of tokens: from zero, from the stored state, padding, and on trial.
@@ -54,6 +54,14 @@ ALPHAS = {
 )
 def test_delta_rules(alphas: str, keys: float, shape: GatedDeltaShape) -> None:
     _check_delta_rule(alphas, keys, shape, torch.float32, 1e-5)
+
+
+@pytest.mark.slow
+def test_all_channels_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU that has little memory for the sums of a loop."""
+    monkeypatch.setattr(channel_delta_chunks, "has_tensor_memory", lambda _: True)
+    shape = GatedDeltaShape(1, 2, 72, 36, True, True)
+    _check_delta_rule("all", 1e-3, shape, torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("keys", [1.0, pytest.param(1e-2, marks=pytest.mark.slow)])
