@@ -196,9 +196,10 @@ def _shrink_kernel(
         else:
             part = dot_add(a, tl.trans(b), part)
         if not IS_CUT:
-            is_end = (begin + DEPTH) % GROUP == 0
-            total += tl.where(is_end, part, 0.0)
-            part = tl.where(is_end, 0.0, part)
+            # Not chosen by a condition, which Triton's compiler for a B200 stumbles over.
+            ended = tl.where((begin + DEPTH) % GROUP == 0, 1.0, 0.0)
+            total += part * ended
+            part *= 1.0 - ended
     if not IS_CUT:
         part += total
     if IS_TURNED:
