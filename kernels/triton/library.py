@@ -56,11 +56,13 @@ class LibraryProducts:
 
         Args:
             weight: [outputs, inputs] with its numbers; tried once for each shape and alignment.
-            bias: [outputs] or None.
+            bias: [outputs] or None; likewise.
         """
         if weight.dtype.itemsize != 2 or INTERPRETED:
             return self._ours
-        kind = (weight.shape, weight.dtype, weight.stride(), bias is None, _alignment(weight))
+        # The library's choice depends on the bias' address, too.
+        places = _alignment(weight), None if bias is None else _alignment(bias)
+        kind = weight.shape, weight.dtype, weight.stride(), places
         if kind not in self._proven:
             self._proven[kind] = self.prove(weight, bias)
         sizes = self._proven[kind]

@@ -108,7 +108,9 @@ def test_a_weight_is_tried_once_for_its_shape() -> None:
     calls.clear()
     products.product_for(aligned(-weight), None)
     assert not calls
-    for other, added in ((weight, bias), (aligned(weight[:16]), None)):
+    bias = aligned(bias)
+    shifted = aligned(torch.cat((bias[:1], bias)))[1:]  # the same numbers at another address
+    for other, added in ((weight, bias), (weight, shifted), (aligned(weight[:16]), None)):
         products.product_for(other, added)
         assert set(calls) == set(TRIED_ROWS)
         calls.clear()
