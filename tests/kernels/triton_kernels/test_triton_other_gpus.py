@@ -1,7 +1,8 @@
 """What GPUs other than Hopper would run, read from the compiled kernels, without one.
 
-No kernel takes more shared memory than a GPU has, which ``aot.py`` sees to as a GPU would. Nor does
-one find that out by compiling with fewer and fewer stages, for which a start would wait.
+No kernel takes more shared or tensor memory than a GPU has, which ``aot.py`` sees to as a GPU
+would. Nor does one find that out by compiling with fewer and fewer stages, for which a start would
+wait.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ _LARGE = (
     *("matmul-40-llama-8b", "matmul-20-down-qwen3-0.6b"),
     *("invariant-decode-gemma4-31b-full", "invariant-prefill-gemma4-31b-full"),
     *("decode-llama-8b-fp8", "prefill-llama-8b-fp8", "invariant-decode-llama-8b-fp8"),
+)
+
+# A kernel of each kind, with what a generation may lack: float8, instructions, tensor memory.
+_KINDS = (
+    *("decode-llama-8b-fp8", "prefill-llama-8b-fp8", "cache-writes-llama-8b-fp8"),
+    *("latents-deepseek-v3", "prefill-gemma2-9b", "plain-sampling-128k", "judging-128k"),
+    *("matmul-100-llama-8b", "gptq-64-llama-8b", "mxfp4-8-llama-8b", "fp8-8-llama-8b"),
+    *("moe-decode-qwen3-30b", "few-experts-1-qwen3-30b", "adapters-32-llama-8b"),
+    *("channels-falcon-mamba-7b", "gates-laguna-step-3.7", "int8-rows-llama-8b"),
 )
 
 
@@ -46,6 +56,12 @@ def test_adapters_of_long_prompts_compile_for_a_b200(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_largest_kernels_fit_a_consumers_gpu(tmp_path: Path) -> None:
     check(86, _LARGE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 100, 120])
+def test_each_kind_compiles_for_other_generations(capability: int, tmp_path: Path) -> None:
+    check(capability, _KINDS, tmp_path)
 
 
 @pytest.mark.slow
