@@ -49,6 +49,7 @@ def test_float8_and_long_products_compile_for_a_gpu_without_float8(tmp_path: Pat
     check(86, ("decode-llama-8b-fp8", "matmul-40-down-qwen3-0.6b"), tmp_path)
 
 
+@pytest.mark.slow
 def test_adapters_of_long_prompts_compile_for_a_b200(tmp_path: Path) -> None:
     check(100, ("adapters-8192-llama-8b",), tmp_path)
 
