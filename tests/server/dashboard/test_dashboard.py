@@ -43,15 +43,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @contextmanager
-def load(server: Server, count: int = 8, **fields: Any) -> Iterator[list[str]]:
-    """Keep requests in flight during the block; yields a list that gets their answers' ids."""
+def load(
+    server: Server, count: int = 8, *, again: bool = False, **fields: Any
+) -> Iterator[list[str]]:
+    """Ask so many questions at once, ``again`` and again during the block; yields a list that gets
+    the answers' ids."""
     ids: list[str] = []
+    over = threading.Event()
 
     def ask(index: int) -> None:
         text = f"request {index} says something of its own " * 8
-        answer = server.complete(text, **{"max_tokens": 150, "ignore_eos": True, **fields})
-        assert answer.status_code == 200, answer.text
-        ids.append(answer.json()["id"])
+        while True:
+            answer = server.complete(text, **{"max_tokens": 150, "ignore_eos": True, **fields})
+            assert answer.status_code == 200, answer.text
+            ids.append(answer.json()["id"])
+            if over.is_set() or not again:
+                return
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(count)]
     for thread in threads:
@@ -59,6 +66,7 @@ def load(server: Server, count: int = 8, **fields: Any) -> Iterator[list[str]]:
     try:
         yield ids
     finally:
+        over.set()
         for thread in threads:
             thread.join()
 
@@ -323,7 +331,7 @@ def rows_of(html: str) -> list[str]:
 
 def test_a_browser_draws_the_crowd_without_complaint(server: Server, tmp_path: Path) -> None:
     server.get(STATE)
-    with load(server, 6, max_tokens=400):
+    with load(server, 6, again=True, max_tokens=400):
         watch(server, lambda state: state["totals"]["running"] == 4)
         html, console = browse(f"{server.url}/dashboard", tmp_path)
     assert console == []
