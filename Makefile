@@ -64,10 +64,10 @@ clients: $(CLIENTS)/.installed ## Install the client libraries that tests/client
 serve: $(SERVER) ## Serve the model that ships with Quire (ARGS="MODEL --port 9000 ...")
 	@exec $(BIN)/quire serve $(ARGS)
 
-# Test files are distributed over worker processes, two more than there are cores, since many tests
+# Test files are distributed over worker processes, one more than there are cores, since many tests
 # wait for servers. Each has one thread for tensors: teams of threads that spin while they wait for
 # each other cost far more than they gain.
-test: WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, (os.cpu_count() or 1) + 2))')
+test: WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 test: install ## Run the tests (ARGS="tests/engine -k name"; "-n 0" keeps to one process)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

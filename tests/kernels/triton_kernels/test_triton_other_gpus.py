@@ -45,6 +45,7 @@ def check(capability: int, names: tuple[str, ...], tmp_path: Path) -> None:
     assert any(report["cp_async"] > 0 for report in reports)
 
 
+@pytest.mark.slow
 def test_float8_and_long_products_compile_for_a_gpu_without_float8(tmp_path: Path) -> None:
     check(86, ("decode-llama-8b-fp8", "matmul-40-down-qwen3-0.6b"), tmp_path)
 
