@@ -7,7 +7,6 @@ of them it waits a moment for the next one, which is not new.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from engine.types import EngineOutput, Request
 
@@ -21,9 +20,10 @@ class FollowUps:
         self._live: set[str] = set()  # requests that will be followed
         self._expected_until_s = 0.0  # time.monotonic()
 
-    def begin(self, requests: Iterable[Request]) -> None:
-        """Note requests that arrive."""
-        self._live.update(request.id for request in requests if request.is_followed)
+    def begin(self, request: Request) -> None:
+        """Note a request that was accepted, whose end will be in an output."""
+        if request.is_followed:
+            self._live.add(request.id)
 
     def end(self, output: EngineOutput) -> None:
         """Note the requests that end in ``output``."""

@@ -154,7 +154,6 @@ class EngineLoop:
 
     def _add(self, requests: Sequence[Request]) -> None:
         refused: dict[str, Failure] = {}
-        self._sleep_controller.follow_ups.begin(requests)
         for request in requests:
             asleep = self._sleep_controller.refusal(request)
             if asleep is not None:
@@ -162,6 +161,7 @@ class EngineLoop:
                 continue
             try:
                 self._core.add(request)
+                self._sleep_controller.follow_ups.begin(request)
             except EngineDead:
                 raise
             except RequestError as error:
