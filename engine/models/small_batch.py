@@ -191,6 +191,8 @@ class SmallBatchExperts(NamedTuple):
 
 
 def _rms(spec: DecoderSpec, norm: NormWeights | None) -> RowNorm | None:
-    if norm is None or (norm.bias, norm.gate) != (None, None) or spec.norm.kind != "rms":
+    if norm is None or spec.norm.kind != "rms":
+        return None
+    if norm.bias is not None or norm.gate is not None:
         return None
     return RowNorm(norm.weight, spec.norm.eps)
